@@ -169,6 +169,8 @@ FILTERED_STDERR_LOG = "filtered_stderr.log"
 ERROR_FILE = "error.json"
 FAILURE_FILE = "failure.json"
 EVENTS_FILE = "events.jsonl"
+#: The schema of the events, which `report.event_log` describes.
+EVENTS_VERSION = 1
 STACKS_FILE = "stacks.txt"
 ATTEMPT_DIR_PREFIX = "attempt_"
 RENDEZVOUS_ENTRY_POINTS = "torchrun.handlers"

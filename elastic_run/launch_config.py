@@ -200,7 +200,7 @@ def make_agent_context(
             raise ValueError(message)
         context.metrics_port = _open_port(MetricsPort, settings.metrics_port, "metrics port")
     if settings.preload:
-        from elastic_run.agent.driver.warm_start import start_preload
+        from elastic_run.agent.driver.round_waits import start_preload
 
         if obstacle := start_preload(context, settings.preload):
             say(obstacle)
@@ -357,8 +357,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     `contract.ENV_OF_ROUND` are left out where other nodes decide about these. A value that a start would refuse
     raises a UsageError here as well. The handler of a plug-in is not made, since it may start anything.
     """
-    from elastic_run.agent.driver.round_join import assign_ranks
-    from elastic_run.agent.driver.worker_launch import worker_environments
+    from elastic_run.agent.driver.worker_launch import assign_ranks, worker_environments
     from elastic_run.store.worker_store import choose_loopback, is_served_by_agent
 
     parameters = _make_parameters(config)
@@ -372,9 +371,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     group, size = WorkerGroup(spec), config.nproc_per_node
     options = _options(config, entrypoint, is_whole_process=True)
     is_alone = getattr(handler, "is_immediate", False)
-    assign_ranks(
-        group, group_rank=0, group_world_size=1, base_rank=0, world_size=size, role_rank=0, role_world_size=size
-    )
+    assign_ranks(group, 0, 1, (0, size, 0, size))
     group.master_addr = choose_loopback()[0]
     group.master_port = spec.master_port
     environments = worker_environments(
@@ -382,7 +379,6 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
         os.environ,
         run_id=config.run_id,
         restart_count=0,
-        max_restarts=config.max_restarts,
         use_agent_store=is_served_by_agent(options.agent_config.worker_store, os.environ),
         signals=options.signals,
         more=options.worker_variables,

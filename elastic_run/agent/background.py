@@ -11,8 +11,6 @@ from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Event
@@ -22,13 +20,11 @@ if TYPE_CHECKING:
 class Background:
     """The background processes of one agent's last round."""
 
-    def __init__(self, context: AgentContext, *, say: Callable[[str], None], feed: Callable[[Event], None]) -> None:
+    def __init__(self, context: AgentContext) -> None:
         self._context = context
-        self._say = say
         self._workers: Workers | None = None
         self._ending: Workers | None = None
         self._waiting: list[Event] = []
-        self._feed = feed
 
     @property
     def is_ending(self) -> bool:
@@ -42,7 +38,7 @@ class Background:
             own = ended.output.leave(is_exec=self._context.guardian.is_exec)
             self._context.guardian.own_sessions.update(own)
         except OSError as error:
-            self._say(f"the output of background processes is lost from now on: {error.strerror}")
+            self._context.say(f"the output of background processes is lost from now on: {error.strerror}")
 
     def takes(self, event: Event) -> bool:
         """Whether an event waits until the background processes have ended; no round begins before that."""
@@ -63,7 +59,7 @@ class Background:
         if pids := self._workers.find_survivors():
             from elastic_run.report import lines
 
-            self._say(lines.background([(pid, _read_command(pid)) for pid in sorted(pids)]))
+            self._context.say(lines.background([(pid, _read_command(pid)) for pid in sorted(pids)]))
 
     def hurry(self) -> None:
         """Kill the processes that are being stopped."""
@@ -79,7 +75,7 @@ class Background:
         self._ending = None
         waiting, self._waiting = self._waiting, []
         for event in waiting:
-            self._feed(event)
+            self._context.feed(event)
 
 
 def _read_command(pid: int) -> str:

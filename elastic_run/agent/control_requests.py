@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.api import Worker
-    from elastic_run.agent.driver.parts import AgentParts
+    from elastic_run.agent.driver import AgentParts
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.worker_readings import Usage
     from elastic_run.agent.http_server import HttpRequest
@@ -109,7 +109,7 @@ class ControlRequests:
             {
                 **self._describe_job(),
                 "version": __version__,
-                "started_at": time.time() - (self.parts.loop.now() - self.parts.started),
+                "started_at": time.time() - (self.parts.context.loop.now() - self.parts.context.started),
                 "max_nodes": context.options.job_config.max_nodes,
                 "place": str(place),
                 "is_whole_process": context.options.is_whole_process,
@@ -125,7 +125,7 @@ class ControlRequests:
             "host": context.hostname,
             "program": program_name(spec.entrypoint, spec.args),
             "log_dir": os.path.abspath(log_dir) if log_dir else "",  # a client has another working directory
-            "state": self.parts.agent.state,
+            "state": self.parts.context.agent.state,
         }
 
     def stop(self, arguments: Document, reply: Deliver) -> None:
@@ -138,10 +138,10 @@ class ControlRequests:
         """Stop the job, or this node's part of it, as if SIGTERM had come; the answer of the request is sent first."""
 
         def stop() -> None:
-            self.parts.senders.name(SIGTERM, sender)
-            self.parts.feed(Signalled(SIGTERM))
+            self.parts.context.senders.name(SIGTERM, sender)
+            self.parts.context.feed(Signalled(SIGTERM))
 
-        self.parts.loop.call_soon(stop)
+        self.parts.context.loop.call_soon(stop)
 
     # --- this node ---------------------------------------------------------------------------------------------------
     def measure(self, deliver: Deliver) -> None:
@@ -154,29 +154,31 @@ class ControlRequests:
 
         def conclude(first: Sample) -> None:
             later = self._last_sample = self._take_sample()
-            ask_gpu_use(self.parts.loop, self._gpu_memory, lambda gpus: deliver(self.describe_node(first, later, gpus)))
+            ask_gpu_use(
+                self.parts.context.loop, self._gpu_memory, lambda gpus: deliver(self.describe_node(first, later, gpus))
+            )
 
         is_fresh = before is not None and _INTERVAL <= now.at - before.at <= _LONGEST_INTERVAL
         if before is not None and is_fresh and now.usage.keys() <= before.usage.keys():
             conclude(before)
         else:
-            self.parts.loop.call_later(_INTERVAL, lambda: conclude(now))
+            self.parts.context.loop.call_later(_INTERVAL, lambda: conclude(now))
 
     def _take_sample(self) -> Sample:
         current = self.parts.current
         used = {} if current is None else {current.workers.pids[rank]: own for rank, own in read_usage(current).items()}
-        return Sample(self.parts.loop.now(), used)
+        return Sample(self.parts.context.loop.now(), used)
 
     def describe_node(self, before: Sample, now: Sample, gpus: Mapping[int, GpuUse]) -> Document:
         """Return the document of this node; docs/see-into-a-running-job.md lists its fields."""
-        agent, current, context, job = self.parts.agent, self.parts.current, self.parts.context, self.parts.job
+        agent, current, context, job = self.parts.context.agent, self.parts.current, self.parts.context, self.parts.job
         group = context.group
         workers = [] if current is None else group.workers
         return {
             **self._describe_job(),
             "node_rank": group.group_rank,
             "nodes": group.group_world_size,
-            "uptime": now.at - self.parts.started,
+            "uptime": now.at - self.parts.context.started,
             "round": agent.round,
             # Between two rounds the workers are those of the last one.
             "round_uptime": now.at - current.started if current is not None and current.number == agent.round else None,
@@ -193,13 +195,13 @@ class ControlRequests:
     def take_stacks(self, deliver: Deliver) -> None:
         """Ask this node's workers for their stacks; deliver them when all have answered, or time is over."""
         parts, current = self.parts, self.parts.current
-        node = {"host": parts.context.hostname, "pid": os.getpid(), "state": parts.agent.state}
+        node = {"host": parts.context.hostname, "pid": os.getpid(), "state": parts.context.agent.state}
         if current is None or not current.workers.alive:
             deliver({**node, "workers": []})
             return
 
         def conclude(dumps: dict[int, Dump]) -> None:
-            found = add_silences(dumps, current, parts.loop.now())
+            found = add_silences(dumps, current, parts.context.loop.now())
             workers = [
                 {
                     "rank": rank,
@@ -255,7 +257,7 @@ class ControlRequests:
         job = self.parts.job
         if job is not None and job.place is not None:
             return job.place.round, job.place.group_rank
-        return self.parts.agent.round, self.parts.context.group.group_rank
+        return self.parts.context.agent.round, self.parts.context.group.group_rank
 
     def drain(self, arguments: Document, reply: Deliver) -> None:
         """Let one node of the job leave, and tell all nodes."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.control_requests import ControlRequests
-    from elastic_run.agent.driver.parts import AgentParts
+    from elastic_run.agent.driver import AgentParts
     from elastic_run.agent.http_server import HttpRequest
 
 
@@ -57,7 +57,7 @@ class ControlServer:
             return
         self.path = path + SUFFIX
         self.server = HttpServer(listener)
-        self.server.serve(self._parts.loop, self._answer)
+        self.server.serve(self._parts.context.loop, self._answer)
 
     def settle(self) -> None:
         """Import what answers, and answer the other nodes."""

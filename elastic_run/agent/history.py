@@ -18,12 +18,11 @@ from elastic_run.signals import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
-    from elastic_run.agent.senders import Senders
     from elastic_run.core.agent.messages import Command
     from elastic_run.core.failure.diagnose import RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import OomKills, WorkerEnd
@@ -47,10 +46,8 @@ class History:
         root: The worker of the last round that failed first, on this node.
     """
 
-    def __init__(self, context: AgentContext, senders: Senders, say: Callable[[str], None]) -> None:
+    def __init__(self, context: AgentContext) -> None:
         self._context = context
-        self._senders = senders
-        self._say = say
         self._attempts: list[Attempt] = []
         self.ends: tuple[WorkerEnd, ...] = ()
         self.root: WorkerEnd | None = None
@@ -136,9 +133,9 @@ class History:
         before, self._before_stop = self._before_stop, {}
         for end in self.ends:
             number = -end.exitcode
-            if not end.remark and number in self._senders.passed_on:
-                end.remark = lines.passed_on(number, self._senders.find(number))
-            elif not end.remark and number in self._senders.warned_with:
+            if not end.remark and number in self._context.senders.passed_on:
+                end.remark = lines.passed_on(number, self._context.senders.find(number))
+            elif not end.remark and number in self._context.senders.warned_with:
                 end.remark = lines.warned_with(number)
             dump = dumps.get(end.rank) if end.was_stopped else None
             if dump is not None:
@@ -204,32 +201,34 @@ class History:
             pause = next((command.delay for command in commands if isinstance(command, messages.Pause)), 0.0)
             most, window = options.job_config.max_restarts, options.job_config.restart_window
             allowed = "" if window is None else f"{window.count} in {window.seconds:g} s"
-            self._say(lines.restarting(self.root, size, after.restart_count, most, pause, window=allowed))
+            self._context.say(lines.restarting(self.root, size, after.restart_count, most, pause, window=allowed))
         elif after.signal is not None and before.signal is None and after.state == machine.STOPPING:
-            sender, reason = self._senders.find(after.signal), self._senders.find_reason(after.signal)
-            self._say(lines.stopping(after.signal, size, options.shutdown_timeout, sender=sender, reason=reason))
+            sender, reason = self._context.senders.find(after.signal), self._context.senders.find_reason(after.signal)
+            self._context.say(
+                lines.stopping(after.signal, size, options.shutdown_timeout, sender=sender, reason=reason)
+            )
         elif after.is_hurried and not before.is_hurried:
-            self._say(lines.hurrying())
+            self._context.say(lines.hurrying())
 
     def tell_offered(self, number: int, ranks: Sequence[int], *, has_workers: bool) -> None:
         """Say which workers have got a signal that no flag names."""
         from elastic_run.report import lines
 
-        size, sender = self._context.group.spec.local_world_size, self._senders.find(number)
-        self._say(lines.offered(number, sender, ranks, size=size, has_workers=has_workers))
+        size, sender = self._context.group.spec.local_world_size, self._context.senders.find(number)
+        self._context.say(lines.offered(number, sender, ranks, size=size, has_workers=has_workers))
 
     def tell_folded(self, ended: Round) -> None:
         """Say which ranks of a round that is over have ended with a KeyboardInterrupt that was shown once."""
         from elastic_run.report import lines
 
         for place, local_ranks in ended.output.list_folded():
-            self._say(lines.folded([ended.global_ranks[local] for local in local_ranks], place))
+            self._context.say(lines.folded([ended.global_ranks[local] for local in local_ranks], place))
 
     def tell_awaiting_cause(self, seconds: float) -> None:
         """Say that the cause of a failure is awaited."""
         from elastic_run.report import lines
 
-        self._say(lines.awaiting_cause(seconds))
+        self._context.say(lines.awaiting_cause(seconds))
 
     def _remember_attempt(self, root: WorkerEnd) -> None:
         from elastic_run.report import Attempt
@@ -313,7 +312,7 @@ class History:
             try:
                 self._rule = root, find_rule(read_rules(path), last_words(root))
             except (OSError, ValueError) as error:  # the file has changed for the worse since its check
-                self._say(printable(f"--failure-rules: {error}"))
+                self._context.say(printable(f"--failure-rules: {error}"))
                 self._rule = root, None
         return self._rule[1]
 
@@ -324,9 +323,11 @@ class History:
     def _stop_detail(self, number: int | None) -> str:
         from elastic_run.report import lines
 
-        sender = "" if number is None else self._senders.find(number)
+        sender = "" if number is None else self._context.senders.find(number)
         return (
-            "" if number is None or not sender else self._senders.find_reason(number) or lines.sent_by(number, sender)
+            ""
+            if number is None or not sender
+            else self._context.senders.find_reason(number) or lines.sent_by(number, sender)
         )
 
     def _hang_detail(self, verdict: str) -> str:

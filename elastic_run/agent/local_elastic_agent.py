@@ -240,7 +240,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _publish_step(self, step: str, duration_ms: float) -> None:
         """Publish a step of a round: one of `_METHODS`, or FAILED."""
         if self._supervisor is not None:
-            self._count_remaining(self._supervisor.parts.agent.restart_count)
+            self._count_remaining(self._supervisor.parts.context.agent.restart_count)
         if self._worker_group.spec.event_log_handler != "null" and step in (
             "RENDEZVOUS",
             "ASSIGN_WORKER_RANKS",
@@ -313,7 +313,6 @@ class LocalElasticAgent(SimpleElasticAgent):
             os.environ,
             run_id=spec.rdzv_handler.get_run_id(),
             restart_count=spec.max_restarts - self._remaining_restarts,
-            max_restarts=spec.max_restarts,
             use_agent_store=spec.rdzv_handler.use_agent_store,
             signals=options.signals,
         )

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 _MOMENT = 1.0
 
 
-class HungCallError(TimeoutError):
-    """A call whose answer is needed has not returned, and the user has ended the wait for it."""
-
-
 def name_call(part: object, method: str) -> str:
     """Return the name of a call for the user, such as `sites_plugin.Handler.shutdown()`."""
     return f"{type(part).__module__}.{type(part).__qualname__}.{method}()"
@@ -122,31 +118,6 @@ class PluginCalls:
             make_call(*asked)
             self._pending.popleft()
             self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop
-
-    def ask(self, name: str, call: Callable[[], Any]) -> Any:
-        """Return the answer of a call, and turn the loop until it has returned.
-
-        Raises:
-            HungCallError: It has not returned, and the user has ended the wait.
-            BaseException: What the call has raised.
-        """
-        answers: list[tuple[Any, BaseException | None]] = []
-
-        def answer() -> None:
-            try:
-                answers.append((call(), None))
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                answers.append((None, error))
-
-        self.post(name, answer)
-        self._wait(lambda: bool(answers))
-        if not answers:
-            message = f"{name} has not returned"
-            raise HungCallError(message)
-        found, error = answers[0]
-        if error is not None:
-            raise error
-        return found
 
     def close(self) -> None:
         """Wait for all calls, as the rules say."""

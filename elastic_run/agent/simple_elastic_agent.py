@@ -14,7 +14,6 @@ import os
 import time
 
 from elastic_run.agent.api import DEFAULT_ROLE, ElasticAgent, RunResult, Worker, WorkerGroup
-from elastic_run.agent.driver.round_join import ask_for_ranks
 from elastic_run.agent.plugin_calls import make_call, name_call
 from elastic_run.agent.results import WorkerState
 from elastic_run.rendezvous.api import RendezvousGracefulExitError, is_kind
@@ -373,3 +372,31 @@ def _log() -> Any:
     import logging
 
     return logging.getLogger(__name__)
+
+
+def ask_for_ranks(store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> tuple[int, int, int, int]:
+    """Return the rank of a node's first worker, the number of workers, its rank in its role, and the role's size.
+
+    Our own rendezvous delivers the workers' ranks. With a foreign one each agent writes the number and the role of its
+    workers into the round's store, as torch's agents do. The agent of rank 0 computes the ranks for all, so that the
+    exchange costs O(N). Raises whatever the round's store raises when a node doesn't tell in time.
+    """
+    size = spec.local_world_size
+    if group_world_size == 1:
+        return 0, size, 0, size
+    import json
+
+    store.set(f"elastic_run/size/{group_rank}", json.dumps([spec.role, size]))
+    if group_rank == 0:
+        from elastic_run.core.job.ranks import assign_worker_ranks
+
+        answers = [json.loads(store.get(f"elastic_run/size/{rank}")) for rank in range(group_world_size)]
+        sizes = [(str(role), int(size)) for role, size in answers]
+        world_size = sum(size for _, size in sizes)
+        for rank, ranks in enumerate(assign_worker_ranks(sizes)):
+            place = [ranks.base_rank, world_size, ranks.role_rank, ranks.role_world_size]
+            store.set(f"elastic_run/place/{rank}", json.dumps(place))
+    base_rank, world_size, role_rank, role_world_size = map(
+        int, json.loads(store.get(f"elastic_run/place/{group_rank}"))
+    )
+    return base_rank, world_size, role_rank, role_world_size

@@ -268,20 +268,6 @@ def _read_facts(path: str, separator: str) -> dict[str, str]:
 # --- what processes take of GPUs --------------------------------------------------------------------------------------
 
 
-def find_query(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the command that lists the processes with GPU memory, or None if workers use no such GPU."""
-    if environ.get(ENV_CUDA_VISIBLE_DEVICES) in ("", "-1"):
-        return None
-    program = find_program("nvidia-smi", environ)
-    return None if program is None else (program, "--query-compute-apps=pid", "--format=csv,noheader")
-
-
-def read_pids(output: str) -> frozenset[int]:
-    """Return the pids that the command has listed; a line that is no number is a message."""
-    lines = (line.strip() for line in output.splitlines())
-    return frozenset(int(line) for line in lines if line.isdecimal())
-
-
 @dataclass(frozen=True, slots=True)
 class GpuUse:
     """What one process takes of all GPUs of this machine.

@@ -22,6 +22,7 @@ import stat
 import threading
 from _queue import SimpleQueue
 
+from elastic_run import contract
 from elastic_run.files import open_own
 from elastic_run.records import dataclass
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-VERSION = 1
+VERSION = contract.EVENTS_VERSION
 
 #: JSON's types by the name in `Field.type`; true is no number here.
 _TYPES: dict[str, tuple[type, ...]] = {

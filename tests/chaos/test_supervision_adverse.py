@@ -226,9 +226,9 @@ def test_a_defect_of_ours_stops_the_workers_with_grace(launch: Launch, worker: W
     host = _host(
         tmp_path,
         f"""
-from elastic_run.agent.driver.signal_watch import SignalWatch
+from elastic_run.agent.driver.supervisor import Supervisor
 def broken(self, number): raise RuntimeError("defect")
-SignalWatch._on_resize = broken
+Supervisor._on_resize = broken
 try:
     elastic_launch(LaunchConfig(1, 1, 2, rdzv_backend="local", max_restarts=3), sys.executable)("-u", {str(path)!r})
 except RuntimeError as error:

@@ -10,8 +10,7 @@ import pytest
 
 from elastic_run import metrics
 from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
-from elastic_run.agent.driver.round_join import assign_ranks
-from elastic_run.agent.driver.worker_launch import worker_environments
+from elastic_run.agent.driver.worker_launch import assign_ranks, worker_environments
 from elastic_run.multiprocessing.errors import ProcessFailure
 from elastic_run.rendezvous.registry import LocalRendezvousHandler
 from tests.support.wait import DEADLINE
@@ -196,14 +195,13 @@ def test_a_spec_refuses_what_cannot_be() -> None:
 
 def _environment(spec: WorkerSpec, parent: dict[str, str], rank: int = 1) -> dict[str, str]:
     group = WorkerGroup(spec)
-    assign_ranks(group, group_rank=1, group_world_size=3, base_rank=2, world_size=6, role_rank=2, role_world_size=6)
+    assign_ranks(group, 1, 3, (2, 6, 2, 6))
     group.master_addr, group.master_port = "10.0.0.1", 1234
     return worker_environments(
         group,
         parent,
         run_id="job",
         restart_count=2,
-        max_restarts=3,
         use_agent_store=True,
         signals=(signal.SIGTERM, signal.SIGINT),
     )[rank]
@@ -211,7 +209,7 @@ def _environment(spec: WorkerSpec, parent: dict[str, str], rank: int = 1) -> dic
 
 def test_environment() -> None:
     """A worker gets torchrun's variables."""
-    assert _environment(_spec(), {}) == {
+    assert _environment(_spec(max_restarts=3), {}) == {
         "LOCAL_RANK": "1",
         "RANK": "3",
         "GROUP_RANK": "1",

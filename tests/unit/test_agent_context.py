@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,20 +66,6 @@ def test_orphans_come_to_a_process_that_has_no_others(
     assert context.adopt_orphans() is adopts_orphans
     assert context.adopt_orphans() is adopts_orphans
     assert asked == [True] * adopts_orphans
-
-
-def test_workers_keep_the_limit_of_descriptors_that_the_launcher_was_started_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """If the launcher has raised its own limit, each worker gets the former one back; otherwise nothing is set."""
-    limits: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(resource, "prlimit", lambda *values: limits.append(values))
-    context = make_context()
-    context.limit_worker(70)
-    assert limits == []
-    context.worker_limit = 64
-    context.limit_worker(70)
-    assert limits == [(70, resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))]
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,20 @@ if TYPE_CHECKING:
 def _make_parts(job: Any, *, group_rank: int = 0) -> Any:
     """Make the parts of an agent of node7, whose machine has begun round 3."""
     fed: list[object] = []
-    return SimpleNamespace(
-        context=SimpleNamespace(hostname="node7", group=SimpleNamespace(group_rank=group_rank)),
+    context = SimpleNamespace(
+        hostname="node7",
+        group=SimpleNamespace(group_rank=group_rank),
         agent=SimpleNamespace(round=3),
-        job=job,
         loop=SimpleNamespace(call_soon=lambda call: call()),
         senders=SimpleNamespace(name=lambda *_: None),
-        fed=fed,
         feed=fed.append,
     )
+    return SimpleNamespace(context=context, job=job, fed=fed)
+
+
+def _make_job(group: Any = None) -> MultiNodeJob:
+    context = SimpleNamespace(group=group, options=None, loop=None, say=None)
+    return MultiNodeJob(cast("Any", context), cast("Any", None))
 
 
 @pytest.mark.parametrize(
@@ -59,8 +64,8 @@ def test_a_job_of_one_node_has_the_round_of_its_agent(words: str, *, leaves: boo
 def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that has just begun answers when its workers are up: the asker waits, but asks no second time."""
     monkeypatch.setattr(ControlRequests, "measure", lambda _, deliver: deliver({"state": "running"}))
-    parts: Any = SimpleNamespace(loop=None, context=None, say=None)
-    parts.job = job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
+    job = _make_job()
+    parts: Any = SimpleNamespace(job=job, context=None)
     told: list[tuple[dict[str, Any], str]] = []
     job._session = cast("Any", SimpleNamespace(has_place=False, tell_status=lambda *words: told.append(words)))
     job._take(StatusAsked("status"))
@@ -77,8 +82,7 @@ def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.Monkey
 )
 def test_other_nodes_are_asked_in_a_round_with_others_only(nodes: int | None, question: str, *, is_asked: bool) -> None:
     """A node that waits for its first round, or runs alone, answers at once; it may drain another node all the same."""
-    parts: Any = SimpleNamespace(say=None, group_world_size=nodes)
-    job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
+    job = _make_job(SimpleNamespace(group_world_size=nodes))
     gathered: list[str] = []
     job._session = cast("Any", SimpleNamespace(gather_status=lambda words, *_: gathered.append(words)))
     told: list[list[dict[str, Any]]] = []
@@ -93,8 +97,7 @@ def test_other_nodes_are_asked_in_a_round_with_others_only(nodes: int | None, qu
 )
 def test_a_node_without_which_the_job_went_on_names_no_round(*, has_place: bool, described: dict[str, Any]) -> None:
     """It waits, and knows only its old round: a node that asks all nodes would take that one for the job's."""
-    parts: Any = SimpleNamespace(say=None)
-    job = MultiNodeJob(parts, parts, parts, loop=parts, feed=parts, console=parts)
+    job = _make_job()
     job.place = cast("Any", SimpleNamespace(group_world_size=2, round_id="4/1/a"))
     job._session = cast("Any", SimpleNamespace(has_place=has_place))
     assert job.describe_round() == described
@@ -132,13 +135,17 @@ def test_a_round_that_has_not_begun_has_no_time(number: int, uptime: float | Non
     spec = SimpleNamespace(entrypoint="train.py", args=())
     group = SimpleNamespace(group_rank=0, group_world_size=2, spec=spec, workers=[])
     options = SimpleNamespace(job_config=SimpleNamespace(max_restarts=1))
-    parts: Any = SimpleNamespace(
+    context = SimpleNamespace(
+        hostname="a",
+        group=group,
+        options=options,
+        run_id="job",
+        log_directory="",
+        kept=None,
         agent=SimpleNamespace(state="joining", round=number, restart_count=0),
-        current=SimpleNamespace(number=1, started=2.0),
-        context=SimpleNamespace(hostname="a", group=group, options=options, run_id="job", log_directory="", kept=None),
         started=1.0,
-        job=None,
     )
+    parts: Any = SimpleNamespace(context=context, current=SimpleNamespace(number=1, started=2.0), job=None)
     sample = Sample(6.0, {})
     document = ControlRequests(parts).describe_node(sample, sample, {})
     assert (document["round"], document["round_uptime"]) == (number, uptime)

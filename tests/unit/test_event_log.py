@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from elastic_run.agent.driver.event_recorder import open_recorder
+from elastic_run.agent.driver.event_recorder import EventRecorder
 from elastic_run.core.job.config import AgentConfig
-from elastic_run.loop import Loop
 from elastic_run.report.event_log import ALWAYS, EVENTS, OF_WORKER, EventFile, EventWriter, find_mistake
 from elastic_run.report.history_page import find_failures
 from elastic_run.report.job_history import LINE_LIMIT, fold, read_events
@@ -218,9 +217,12 @@ def test_a_log_that_can_not_be_opened_is_told_and_costs_nothing_else(tmp_path: P
         log_directory=str(tmp_path / "plain"),
         options=options,
         metrics_port=None,
+        has_temporary_logs=False,
+        logs_specs=None,
+        loop=None,
+        say=said.append,
     )
-    with Loop() as loop:
-        assert open_recorder(context, loop, said.append) is None
+    EventRecorder(context).begin()
     assert said == [
         f"the event log {tmp_path}/plain/events.jsonl can't be written: Not a directory; this does not affect the job",
         f"the event log {tmp_path}/gone/e can't be written: No such file or directory; this does not affect the job",

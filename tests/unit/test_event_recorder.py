@@ -17,8 +17,6 @@ from elastic_run.report.event_log import find_mistake
 if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
 
-_WALL = 1_000_000.0
-
 
 class _Recording:
     """A recorder of two workers, and what it has told.
@@ -33,12 +31,18 @@ class _Recording:
         workers = [SimpleNamespace(local_rank=rank, global_rank=4 + rank, world_size=6) for rank in (0, 1)]
         group = SimpleNamespace(spec=spec, workers=workers, group_rank=nodes - 1, group_world_size=nodes)
         config = SimpleNamespace(min_nodes=3, max_nodes=3, max_restarts=1)
+        self._now = 0.0
         context: Any = SimpleNamespace(
-            hostname="node7", run_id="job", group=group, options=SimpleNamespace(job_config=config)
+            hostname="node7",
+            run_id="job",
+            group=group,
+            options=SimpleNamespace(job_config=config, agent_config=SimpleNamespace(events_file="")),
+            loop=SimpleNamespace(now=lambda: self._now),
+            has_temporary_logs=False,
+            metrics_port=None,
         )
-        self.events: list[dict[str, Any]] = []
         self.recorder = EventRecorder(context)
-        self.recorder.sinks.append(self.events.append)
+        self.events: list[dict[str, Any]] = cast("list[dict[str, Any]]", self.recorder._waiting)
         self._activities: dict[int, Any] = {}
         self.round = cast(
             "Round",
@@ -51,20 +55,25 @@ class _Recording:
             ),
         )
 
+    def at(self, now: float) -> EventRecorder:
+        """Set the clock."""
+        self._now = now
+        return self.recorder
+
     def write(self, now: float, local_rank: int, silence: float | None) -> None:
         """Let a worker write."""
         self._activities[local_rank] = SimpleNamespace(last=now)
-        self.recorder.output_came((_WALL, now), self.round, local_rank, silence)
+        self.at(now).output_came(self.round, local_rank, silence)
 
     def exit(self, now: float, local_rank: int, exitcode: int) -> None:
         """Let a worker end."""
-        self.recorder.worker_exited((_WALL, now), self.round, local_rank, exitcode)
+        self.at(now).worker_exited(self.round, local_rank, exitcode)
 
     def step(self, now: float, before: str, after: str, reason: str = "") -> None:
         """Let the agent's machine take a step."""
         agent = machine.Agent(JobConfig(), 2, state=before)
         taken = agent.replace(state=after, stop_reason=reason)
-        self.recorder.stepped((_WALL, now), agent, taken, ())
+        self.at(now).stepped(agent, taken, ())
 
     def find(self, name: str, field: str) -> list[Any]:
         """Return one field of each event that has this name."""
@@ -74,20 +83,20 @@ class _Recording:
 def test_each_duration_begins_where_the_schema_says() -> None:
     """A round in which a worker fails has the right durations; the test sets the clock."""
     told = _Recording(started=103.5)
-    told.recorder.agent_started((_WALL, 100.0))
+    told.at(100.0).agent_started()
     told.step(103.0, machine.JOINING, machine.RUNNING)
-    told.recorder.workers_started((_WALL, 104.0), told.round)
+    told.at(104.0).workers_started(told.round)
     told.write(105.0, 0, None)
     told.write(125.0, 0, 20.0)
     told.exit(130.0, 0, 1)
     told.step(130.25, machine.RUNNING, machine.STOPPING, machine.AFTER_FAILURE)
     told.exit(131.0, 1, -15)
-    told.recorder.round_gone((_WALL, 132.0), [], None, 0)
+    told.at(132.0).round_gone([], None, 0)
     told.step(132.0, machine.STOPPING, machine.JOINING)
     told.step(134.0, machine.JOINING, machine.RUNNING)
-    told.recorder.workers_started((_WALL, 135.0), told.round)
+    told.at(135.0).workers_started(told.round)
     result: Any = SimpleNamespace(verdict="success", root=None, exit_code=0, detail="")
-    told.recorder.agent_ended((_WALL, 145.0), result)
+    told.at(145.0).agent_ended(result)
     assert told.find("round_formed", "rendezvous_s") == [3.0, 2.0]
     assert told.find("worker_started", "is_output_seen") == [False, True] * 2
     assert told.find("workers_started", "recovery_s") == [None, 5.0], "since the failure, not since the stop"
@@ -108,12 +117,12 @@ def test_a_stop_without_a_failure_here_has_no_time_of_detection() -> None:
     """If another node has failed, the recovery begins at the stop. A worker killed by the stop is no failure."""
     told = _Recording(started=10.0)
     told.step(10.0, machine.JOINING, machine.RUNNING)
-    told.recorder.workers_started((_WALL, 11.0), told.round)
+    told.at(11.0).workers_started(told.round)
     told.step(20.0, machine.RUNNING, machine.STOPPING, machine.AFTER_HALT)
     told.exit(21.0, 1, -15)
     told.step(22.0, machine.STOPPING, machine.JOINING)
     told.step(23.0, machine.JOINING, machine.RUNNING)
-    told.recorder.workers_started((_WALL, 24.0), told.round)
+    told.at(24.0).workers_started(told.round)
     assert told.find("workers_stopping", "detected_s") == [None]
     assert told.find("workers_started", "start_s") == [1.0, 14.0]
     assert told.find("workers_started", "recovery_s") == [None, 4.0]
@@ -153,8 +162,8 @@ def test_a_job_of_one_node_is_named_by_its_agent(nodes: int) -> None:
 def test_resources_are_in_seconds_and_in_mib() -> None:
     """Of the workers that run; without one there is no event."""
     told = _Recording(started=0.0)
-    told.recorder.resources_read((_WALL, 1.0), told.round, {})
-    told.recorder.resources_read((_WALL, 2.0), told.round, {1: Usage(1.234, (5 << 20) + 7, "running")})
+    told.at(1.0).resources_read(told.round, {})
+    told.at(2.0).resources_read(told.round, {1: Usage(1.234, (5 << 20) + 7, "running")})
     assert told.find("resources", "ranks") == [[5]]
     assert told.find("resources", "cpu_s") == [[1.23]]
     assert told.find("resources", "memory_mib") == [[5]]
@@ -169,7 +178,7 @@ def test_the_end_of_a_failed_job_names_its_cause(exception: ExceptionText | None
     told = _Recording(started=0.0)
     end = WorkerEnd(5, 1, "trainer", "node8", 71, 3, 0.0, 9.0, exception=exception)
     result: Any = SimpleNamespace(verdict="worker_failed", root=end, exit_code=3, detail="")
-    told.recorder.agent_ended((_WALL, 1.0), result)
+    told.at(1.0).agent_ended(result)
     assert told.find("agent_ended", "cause") == [cause]
     assert told.find("agent_ended", "cause_rank") == [5]
     assert told.find("agent_ended", "cause_node") == ["node8"]

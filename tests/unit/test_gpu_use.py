@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +14,6 @@ from elastic_run.agent.driver import worker_readings
 from elastic_run.cluster import devices
 from elastic_run.cluster.devices import GpuUse
 from elastic_run.loop import Loop
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class NVMLError(Exception):
@@ -107,19 +104,6 @@ def test_only_the_last_seconds_tell_whether_a_process_computes(
     monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", note)
     devices.read_gpu_use()
     assert all(1 < seconds < 60 for seconds in asked)
-
-
-@pytest.mark.parametrize("has_program", [True, False])
-def test_processes_with_gpu_memory_are_asked_for_where_there_is_the_program(
-    tmp_path: Path, *, has_program: bool
-) -> None:
-    """Nor are they where the workers see no GPU."""
-    program = tmp_path / "nvidia-smi"
-    if has_program:
-        program.touch(mode=0o755)
-    query = devices.find_query({"PATH": str(tmp_path)})
-    assert (query[:1] if query else None) == ((str(program),) if has_program else None)
-    assert devices.find_query({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}) is None
 
 
 def test_a_process_that_only_copies_uses_the_gpu(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

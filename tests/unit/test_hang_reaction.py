@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import queue
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_run.agent.driver.flight_recorder import FlightRecorder
-from elastic_run.agent.driver.hang_detection import Hang
-from elastic_run.agent.driver.hang_reaction import HangReaction
+from elastic_run.agent.driver.hang_detection import HangDetection
 from elastic_run.core.agent.messages import RoundFailed, WorkersHung
 from elastic_run.core.failure.diagnose import RecorderFinding
-from elastic_run.core.failure.hang import Owner, Stillness
+from elastic_run.core.failure.hang import HangWatch, JobStillness, Owner, Stillness
 from elastic_run.core.failure.stacks import Place
-from elastic_run.records import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.agent.driver.parts import AgentParts
-    from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Event
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 _LOADS = Stillness(Place("load_batch", "/code/data.py", 41), waits=False, same=63.0, idle=63.0)
-_HANG = Hang(63.0, {0: _LOADS}, {}, {0: Owner("gpu7", 4711, 0)})
-_ROUND = cast(
-    "Round",
-    SimpleNamespace(
-        number=3, uptime=60.0, restart_count=0, output=SimpleNamespace(tail=lambda *_, **__: b"shard 17\n")
-    ),
+_HANG = JobStillness(63.0, 60.0, {0: _LOADS}, {0: Owner("gpu7", 4711, 0)})
+_ROUND = SimpleNamespace(
+    number=3,
+    uptime=60.0,
+    restart_count=0,
+    global_ranks={0: 0},
+    output=SimpleNamespace(tail=lambda *_, **__: b"shard 17\n"),
+    write_stacks=lambda _: "/logs/stacks.txt",
 )
 
 
@@ -42,27 +40,37 @@ class _Job:
         self.lines: list[str] = []
         self.events: list[Event] = []
         self.ends: list[WorkerEnd] = []
-        self.failed: list[int] = []
         self.is_running = True
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
-        worker = SimpleNamespace(world_size=1, global_rank=0)
         context = SimpleNamespace(
             flight_recorder=SimpleNamespace(collect=lambda _, on_done: self.calls.put(on_done), explain=explain),
-            group=SimpleNamespace(workers=[worker], spec=SimpleNamespace(role="default")),
+            group=SimpleNamespace(workers=[SimpleNamespace(world_size=1)], spec=SimpleNamespace(role="default")),
             options=SimpleNamespace(agent_config=SimpleNamespace(hang_action=action, hang_timeout=60.0)),
-        )
-        self.parts = SimpleNamespace(
-            context=context,
-            loop=SimpleNamespace(call_soon_threadsafe=self.calls.put),
             say=self.lines.append,
             is_running=lambda _: self.is_running,
-            history=SimpleNamespace(blame=self.ends.append),
             feed=self.events.append,
         )
+        parts = SimpleNamespace(
+            history=SimpleNamespace(blame=self.ends.append), events=SimpleNamespace(hang_found=lambda *_: None)
+        )
+        self._detection: Any = SimpleNamespace(
+            _parts=parts,
+            _context=context,
+            _loop=SimpleNamespace(call_soon_threadsafe=self.calls.put, now=lambda: 100.0),
+            _round=_ROUND,
+            _watch=HangWatch(60.0),
+            _on_hang=lambda: None,
+            _dumps={},
+            _began_at=0.0,
+            _quiet_for=0.0,
+            _act=lambda *found: HangDetection._act(self._detection, *found),
+            _make_end=lambda *found: HangDetection._make_end(self._detection, *found),
+        )
 
-    def react(self, found: Hang) -> None:
+    def react(self, found: JobStillness, *, is_decided_here: bool = True) -> None:
         """Begin the reaction."""
-        HangReaction(cast("AgentParts", self.parts), _ROUND, found, self.failed.append).begin("/logs/stacks.txt")
+        self._detection._has_lowest_rank = is_decided_here
+        HangDetection._tell(self._detection, found)
 
     def answer(self) -> None:
         """Perform the next call of the loop."""
@@ -72,20 +80,6 @@ class _Job:
 def _find(*, is_whole_job: bool) -> RecorderFinding:
     assert is_whole_job, "the node has all ranks"
     return RecorderFinding("rank 0 did not join", (0,), is_whole_job=True)
-
-
-def test_the_action_follows_the_finding() -> None:
-    """The places come at once; the finding and the action when the dumps are read."""
-    job = _Job(_find)
-    job.react(_HANG)
-    assert job.lines[-1] == "  rank 0 is in load_batch (data.py:41), 63.0 s"
-    job.answer()
-    job.answer()
-    assert job.lines[-2] == "  flight recorder: rank 0 did not join"
-    assert job.lines[-1].startswith(
-        "all stacks: /logs/stacks.txt; stopping the workers, which start again if a restart is "
-    )
-    assert job.events == [WorkersHung(3)]
 
 
 @pytest.mark.parametrize(
@@ -101,23 +95,11 @@ def test_the_action_follows_the_finding() -> None:
 def test_one_node_performs_the_action(action: str, events: list[Event], *, is_decided_here: bool) -> None:
     """The other nodes tell the hang as well, and wait for its decision; `report` stops nothing."""
     job = _Job(_find, action=action)
-    job.react(replace(_HANG, is_decided_here=is_decided_here))
+    job.react(_HANG, is_decided_here=is_decided_here)
     job.answer()
     job.answer()
     assert job.events == events
     assert job.lines[-1].startswith("all stacks: /logs/stacks.txt")
-
-
-def test_the_end_of_a_job_whose_ranks_all_wait_has_the_finding() -> None:
-    """The cause is that of all nodes: those without a dump of the flight recorder name the rank as well."""
-    job = _Job(_find)
-    waits = Stillness(Place("all_reduce", "/code/train.py", 88, is_waiting=True), waits=True, same=63.0, idle=63.0)
-    job.react(replace(_HANG, ranks={0: waits}))
-    job.answer()
-    job.answer()
-    (end,) = job.ends
-    assert end.exception is not None
-    assert end.exception.message.startswith("rank 0 did not join; no progress of any rank for ")
 
 
 def test_a_round_that_has_ended_meanwhile_is_not_told_of() -> None:

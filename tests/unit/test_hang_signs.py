@@ -18,16 +18,11 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from elastic_run import contract
-from elastic_run.agent.driver import hang_detection, hang_signs
-from elastic_run.agent.driver.hang_detection import Hang, HangDetection
-from elastic_run.agent.driver.hang_signs import (
-    MOMENT,
-    MOMENTS,
-    ProcessSample,
-    follow,
-    sample_processes,
-)
-from elastic_run.core.failure.hang import Stillness, describe_rank
+from elastic_run.agent.driver import hang_detection, worker_readings
+from elastic_run.agent.driver.hang_detection import HangDetection
+from elastic_run.agent.driver.worker_readings import MOMENT, MOMENTS, ProcessSample, follow, sample_processes
+from elastic_run.core.failure import hang
+from elastic_run.core.failure.hang import JobStillness, Stillness, describe_rank
 from elastic_run.core.failure.stacks import Dump, Place
 from elastic_run.multiprocessing.process.process_table import list_running_threads
 from tests.support.wait import wait_until
@@ -37,7 +32,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.driver.job import MultiNodeJob
-    from elastic_run.agent.driver.parts import AgentParts
     from elastic_run.agent.driver.round import Round
 
 _TEXT = 'Thread 0x0f (most recent call first):\n  File "/code/data.py", line 41 in load_batch\n'
@@ -103,7 +97,8 @@ class _Worker:
                 number=1,
                 global_ranks={0: 0},
                 workers=SimpleNamespace(alive={0}, pids={0: process.pid}),
-                output=SimpleNamespace(activities={}, tail=lambda *_, **__: b""),
+                output=SimpleNamespace(activities={}),
+                find_last_words=lambda _: None,
                 uncaught={},
                 output_files=lambda _: (),
                 listen_for_stacks=lambda: self,
@@ -256,24 +251,30 @@ def test_a_thread_that_waits_for_a_processor_computes(start: Callable[[str], int
         assert last.has_computing_child
 
 
-def _watch(
-    clock: _Clock,
-    worker: _Worker,
-    on_hang: Callable[[Hang], None],
-    *,
-    job: MultiNodeJob | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> HangDetection:
-    workers = [SimpleNamespace(world_size=1)]
-    context = SimpleNamespace(heartbeats={}, flight_recorder=None, group=SimpleNamespace(workers=workers))
-    parts = SimpleNamespace(loop=clock, say=say, job=job, context=context)
-    return HangDetection(cast("AgentParts", parts), worker.round, timeout=60.0, on_hang=on_hang)
+class _Detection(HangDetection):
+    """Tells the test of its hangs, and whether this node decides on the action, in place of the user."""
+
+    def __init__(
+        self, clock: _Clock, worker: _Worker, tell: Callable[[JobStillness, bool], None], job: MultiNodeJob | None
+    ) -> None:
+        self._tell_test = tell
+        context = SimpleNamespace(heartbeats={}, flight_recorder=None, loop=clock)
+        parts: Any = SimpleNamespace(job=job, context=context)
+        super().__init__(parts, worker.round, timeout=60.0)
+
+    def _tell(self, found: JobStillness) -> None:
+        self._watch = hang.tell(self._watch)
+        self._tell_test(found, self._has_lowest_rank)
+
+
+def _watch(clock: _Clock, worker: _Worker, found: list[bool], job: MultiNodeJob | None = None) -> HangDetection:
+    return _Detection(clock, worker, lambda _, is_decided_here: found.append(is_decided_here), job)
 
 
 def _find_hang(worker: _Worker, answer: Callable[[_Clock], None]) -> float:
     """Return after how many seconds the job hangs."""
-    clock, found = _Clock(), list[Hang]()
-    detection = _watch(clock, worker, found.append)
+    clock, found = _Clock(), list[bool]()
+    detection = _watch(clock, worker, found)
     while not found and clock.time < 200:
         clock.tick()
         if worker.asked:
@@ -295,8 +296,8 @@ def test_a_look_that_takes_longer_than_a_tick_is_no_progress(worker: _Worker) ->
 
 def _show_thread(monkeypatch: pytest.MonkeyPatch, count_sleeps: Callable[[], int]) -> None:
     """Let the worker have a thread that always runs when it is looked at."""
-    monkeypatch.setattr(hang_signs, "list_running_threads", lambda pid, **_: [f"{pid}/task/2"])
-    monkeypatch.setattr(hang_signs, "_read_status", lambda _: (b"R", count_sleeps()))
+    monkeypatch.setattr(worker_readings, "list_running_threads", lambda pid, **_: [f"{pid}/task/2"])
+    monkeypatch.setattr(worker_readings, "_read_status", lambda _: (b"R", count_sleeps()))
 
 
 @pytest.mark.parametrize(("step", "is_hang"), [(1, True), (0, False)], ids=["polls", "computes"])
@@ -312,7 +313,7 @@ def test_a_look_follows_a_thread_that_runs(
 def test_an_answer_says_how_old_the_last_look_is(worker: _Worker) -> None:
     """The node that asks knows from it when the next look is due, and asks again then; no worker is told after it."""
     clock = _Clock()
-    detection = _watch(clock, worker, list[Hang]().append)
+    detection = _watch(clock, worker, [])
     assert detection.answer()["age"] == 0.0
     while not worker.asked:
         clock.tick()
@@ -359,11 +360,11 @@ class _LargeJob:
         on_done(self.answers)
 
 
-def _let_hang(worker: _Worker, job: _LargeJob, seconds: float, *, asked_at: float = inf) -> tuple[list[Hang], float]:
-    """Let the worker, whose rank is 5, hang; return the hangs that the node tells, and when it has asked at first."""
-    clock, found, first = _Clock(), list[Hang](), inf
+def _let_hang(worker: _Worker, job: _LargeJob, seconds: float, *, asked_at: float = inf) -> tuple[list[bool], float]:
+    """Let the worker, whose rank is 5, hang; return whether the node decides, of each hang, and when it asks first."""
+    clock, found, first = _Clock(), list[bool](), inf
     worker.round.global_ranks[0] = 5
-    detection = _watch(clock, worker, found.append, job=cast("MultiNodeJob", job))
+    detection = _watch(clock, worker, found, cast("MultiNodeJob", job))
     while clock.time < seconds:
         clock.tick()
         if worker.asked:
@@ -381,9 +382,9 @@ def test_a_node_of_a_large_job_asks_if_the_nodes_before_it_do_not(worker: _Worke
     """The workers of these have ended; it has the lowest rank of those that run, so it tells the hang and decides."""
     job = _LargeJob(rank)
     job.answers = _describe_others((7, 100.0))
-    (hang,), first = _let_hang(worker, job, 70)
+    (is_decided_here,), first = _let_hang(worker, job, 70)
     assert 60 <= first <= 66
-    assert hang.is_decided_here
+    assert is_decided_here
 
 
 def test_a_node_of_a_large_job_leaves_the_decision_to_a_lower_rank(worker: _Worker) -> None:
@@ -394,5 +395,5 @@ def test_a_node_of_a_large_job_leaves_the_decision_to_a_lower_rank(worker: _Work
     assert (found, job.questions) == ([], 2)
     job = _LargeJob(5, is_large=False)
     job.answers = _describe_others((4, 100.0))
-    (hang,), _ = _let_hang(worker, job, 140)
-    assert not hang.is_decided_here
+    (is_decided_here,), _ = _let_hang(worker, job, 140)
+    assert not is_decided_here

@@ -19,14 +19,13 @@ from tests.support.job_results import stopped, worker_end
 
 if TYPE_CHECKING:
     from elastic_run.agent.driver.context import AgentContext
-    from elastic_run.agent.senders import Senders
 
 
 def test_kills_count_from_the_first_start_of_workers_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A later start of workers hides no kill, and each kill is told once."""
     readings = iter([OomKills(3, 7), OomKills(4, 9), OomKills(4, 9)])
     monkeypatch.setattr(limits, "read_oom_kills", lambda: next(readings))
-    history = History(cast("AgentContext", None), cast("Senders", None), lambda _: None)
+    history = History(cast("AgentContext", None))
     history.begin()
     history.begin()
     assert history._count_oom_kills() == OomKills(1, 2)
@@ -36,7 +35,7 @@ def test_kills_count_from_the_first_start_of_workers_on(monkeypatch: pytest.Monk
 @pytest.fixture
 def history() -> History:
     """Return the history of a job whose last round was stopped on this node."""
-    made = History(cast("AgentContext", None), cast("Senders", None), lambda _: None)
+    made = History(cast("AgentContext", None))
     made.ends = stopped(0, 1)
     return made
 
@@ -82,7 +81,7 @@ def test_a_hang_that_found_no_restart_left_says_so(
 ) -> None:
     """The user has asked for a restart; a worker may end with the exit code of a hang by itself."""
     context = SimpleNamespace(options=SimpleNamespace(job_config=JobConfig(max_restarts=2)))
-    history = History(cast("AgentContext", context), cast("Senders", None), lambda _: None)
+    history = History(cast("AgentContext", context))
     history.root = None if exception is None else worker_end(0, contract.EXIT_HUNG, exception=exception)
     text = "no restart is left for --hang-action=restart (--max-restarts=2)"
     assert history._hang_detail(verdict) == (text if is_told else "")

@@ -11,7 +11,7 @@ import pytest
 
 from elastic_run import contract, metrics
 from elastic_run.agent import WorkerSpec, health_check_server, local_elastic_agent
-from elastic_run.agent.driver.round_join import assign_ranks
+from elastic_run.agent.driver.worker_launch import assign_ranks
 from elastic_run.agent.local_elastic_agent import LocalElasticAgent
 from elastic_run.agent.results import describe_failure
 from elastic_run.core.failure.root_cause import ExceptionText
@@ -88,7 +88,7 @@ def test_the_health_check_is_served_where_the_user_asks_for_it(port: str, monkey
     monkeypatch.setattr(start_processes, "start_processes", lambda **_: SimpleNamespace(pids=lambda: {0: 70, 1: 71}))
     agent = make_agent()
     group = agent.get_worker_group()
-    assign_ranks(group, group_rank=0, group_world_size=1, base_rank=0, world_size=2, role_rank=0, role_world_size=2)
+    assign_ranks(group, 0, 1, (0, 2, 0, 2))
     assert agent._start_workers(group) == {0: 70, 1: 71}
     assert started == [port] * 2 * bool(port)
 

@@ -21,8 +21,10 @@ class _Node:
         self.lines: list[str] = []
         self.fed: list[object] = []
         nothing: Any = None
-        console: Any = SimpleNamespace(say=self.lines.append)
-        self.job = MultiNodeJob(nothing, nothing, nothing, loop=nothing, feed=self.fed.append, console=console)
+        context: Any = SimpleNamespace(
+            group=None, options=None, loop=None, console=None, feed=self.fed.append, say=self.lines.append
+        )
+        self.job = MultiNodeJob(context, nothing)
 
 
 @pytest.mark.parametrize(

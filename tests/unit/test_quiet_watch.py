@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.agent.driver.watches import Activity, is_quiet, read_activity
+from elastic_run.agent.driver.worker_readings import Activity, is_quiet, read_activity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from elastic_run.agent.driver.round import Round
 from elastic_run.agent.driver.round_driver import RoundDriver
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.failure import root_cause
 from elastic_run.core.job.restart_policy import Failure
 from tests.support.stream_bench import Clockwork
 
@@ -24,34 +22,27 @@ class _Driver:
         self.loop = loop
         self.calls: list[tuple[Any, ...]] = []
         self.fed: list[object] = []
-        self.context: Any = SimpleNamespace(
+        context: Any = SimpleNamespace(
             options=SimpleNamespace(is_whole_process=False),
             worker_pool=None,
             adopt_orphans=lambda: True,
-        )
-        history = SimpleNamespace(
-            add_round=lambda *_: failure,
-            tell_folded=lambda _: None,
-            ends=(),
-            root=None,
-            begin=lambda: self.calls.append(("history begins",)),
-        )
-        parts: Any = SimpleNamespace(
-            context=self.context,
-            loop=self.loop,
-            observation=SimpleNamespace(
-                record=lambda _: None, begin=lambda: self.calls.append(("observation begins",))
-            ),
+            loop=loop,
             feed=self.fed.append,
             agent=SimpleNamespace(state=machine.RUNNING, stop_reason=stop_reason),
+        )
+        history = SimpleNamespace(add_round=lambda *_: failure, tell_folded=lambda _: None, ends=(), root=None)
+        parts: Any = SimpleNamespace(
+            context=context,
+            events=SimpleNamespace(round_gone=lambda *_: None),
             current=SimpleNamespace(number=3),
             history=history,
         )
-        background: Any = None
+        nothing: Any = None
         self.driver = RoundDriver(
             parts,
+            nothing,
             None,
-            background=background,
+            background=nothing,
             on_step=lambda step, duration: self.calls.append((step, duration)),
             on_timer=lambda *_: None,
         )
@@ -75,23 +66,4 @@ def test_the_end_of_a_round_is_told_in_steps(
     made.driver._on_gone([])
     assert made.calls == told
     assert made.fed == [messages.GroupGone(3, failure=failure, is_unkillable=False)]
-    assert made.driver.failure is failure
-
-
-@pytest.mark.parametrize(("exitcode", "looks"), [(1, [False]), (-6, [False]), (-9, [])])
-def test_a_lost_peer_is_looked_for_quickly(exitcode: int, looks: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other workers wait for the answer, so a large log file is not searched; a killed worker has lost no peer."""
-    found: list[bool] = []
-
-    def end_of(_: object, *, is_thorough: bool = True) -> bool:
-        found.append(is_thorough)
-        return True
-
-    monkeypatch.setattr(root_cause, "has_lost_rank", bool)
-    current: Any = SimpleNamespace(
-        _exits={0: SimpleNamespace(exitcode=exitcode)},
-        output=SimpleNamespace(catch_up=lambda _: None),
-        _make_end=end_of,
-    )
-    assert Round.is_secondary(current, 0) is bool(looks)
-    assert found == looks
+    assert made.driver._failure is failure

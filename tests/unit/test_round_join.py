@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from elastic_run.agent import WorkerGroup, WorkerSpec
-from elastic_run.agent.driver import round_join, worker_launch
+from elastic_run.agent.driver import worker_launch
 from elastic_run.agent.driver.context import AgentContext, AgentOptions
-from elastic_run.agent.driver.round_join import RoundJoin
-from elastic_run.core.job.config import JobConfig
+from elastic_run.agent.driver.worker_launch import RoundJoin
+from elastic_run.core.job.config import AgentConfig, JobConfig
 from elastic_run.multiprocessing import DefaultLogsSpecs
 from elastic_run.rendezvous.registry import LocalRendezvousHandler
 from elastic_run.signals import SIGTERM
@@ -44,7 +44,7 @@ def no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_store(*, by_agent: bool, on_refusal: Any, **_: Any) -> _Store:
         return _Store("agent" if by_agent else "rank0", on_refusal)
 
-    monkeypatch.setattr(round_join, "open_worker_store", open_store)
+    monkeypatch.setattr(worker_launch, "open_worker_store", open_store)
 
 
 def make_group(handler: Any = None, **fields: Any) -> WorkerGroup:
@@ -54,10 +54,18 @@ def make_group(handler: Any = None, **fields: Any) -> WorkerGroup:
     return WorkerGroup(spec)
 
 
+def make_join(group: WorkerGroup, requested: str = "auto") -> RoundJoin:
+    """Make what joins the rounds of an agent."""
+    options = AgentOptions(JobConfig(), agent_config=AgentConfig(worker_store=requested))
+    context = AgentContext(group, DefaultLogsSpecs(), options)
+    context.console = cast("Any", SimpleNamespace(say=lambda _: None))
+    return RoundJoin(context)
+
+
 def test_each_round_has_a_fresh_store_at_the_offered_address() -> None:
     """The workers get the address that the agent gives to the rendezvous."""
     group = make_group()
-    join = RoundJoin(group, "auto")
+    join = make_join(group)
     modes = []
     for _ in range(2):
         join.offer_store()
@@ -70,7 +78,7 @@ def test_each_round_has_a_fresh_store_at_the_offered_address() -> None:
 @pytest.mark.parametrize(("requested", "next_one"), [("auto", "rank0"), ("agent", "rank0"), ("rank0", "renewed rank0")])
 def test_the_round_after_an_unknown_operation_has_torchs_store(requested: str, next_one: str) -> None:
     """It takes the place of the agent's own store, which ends."""
-    join = RoundJoin(make_group(), requested)
+    join = make_join(make_group(), requested)
     first: Any = join.renew_store()
     if requested != "rank0":
         first.refuse(UNKNOWN, "operation 77")
@@ -98,8 +106,8 @@ def test_the_address_of_a_round_of_a_foreign_handler(
     found = LocalRendezvousHandler("job", local_addr="127.0.0.1").next_rendezvous()
     place = None if info is None else SimpleNamespace(master_addr=info[0], master_port=info[1])
     result = SimpleNamespace(store=found.store, rank=0, world_size=1, bootstrap_store_info=place)
-    group = make_group(SimpleNamespace(next_rendezvous=lambda: result), **named)
-    RoundJoin(group, "auto").take_place()
+    group = make_group(SimpleNamespace(next_rendezvous=lambda: result, get_run_id=lambda: "job"), **named)
+    make_join(group).take_place()
     assert (group.master_addr, group.master_port) == expected
     assert [worker.global_rank for worker in group.workers] == [0, 1]
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_run.agent.driver.context import AgentOptions
-from elastic_run.agent.driver.watches import watch_time_limit
+from elastic_run.agent.driver.supervisor import Supervisor
 from elastic_run.cli.config import make_config
 from elastic_run.cli.request import read_request
 from elastic_run.contract import ENV_STOP_TIME
 from elastic_run.core.job.config import JobConfig, NodeConfig
-from elastic_run.loop import Loop
 from elastic_run.run import parse_args
 from elastic_run.worker import stopping
 
@@ -39,11 +39,12 @@ def test_the_user_is_told_when_the_time_comes(stops: bool) -> None:
     """One line; with --requeue the workers are stopped as by a signal."""
     said: list[str] = []
     stopped: list[bool] = []
-    loop = Loop()
-    with loop:
-        limit = options(time.time() + 105.1, stops_in_time=stops)
-        watch_time_limit(loop, limit, say=said.append, stop=lambda *_: stopped.append(True))
-        assert loop.run_until(lambda: bool(said), loop.now() + 30)
+    supervisor: Any = SimpleNamespace(
+        _options=options(time.time() + 105.1, stops_in_time=stops),
+        _context=SimpleNamespace(say=said.append),
+        _stop_without_signal=lambda *_: stopped.append(True),
+    )
+    Supervisor._tell_time_limit(supervisor)
     assert said[0].startswith("the job's time limit is in 105 s: " + ("stopping" if stops else "stop_requested()"))
     assert stopped == [True] * stops
 

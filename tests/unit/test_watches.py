@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from elastic_run.agent.driver import watches
+from elastic_run.agent.driver import worker_readings
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.core.agent.messages import RoundHalted, WorkerStuck
 from elastic_run.core.failure.hang import NO_DETECTION, NOT_YET
@@ -35,22 +35,20 @@ class _Agent:
         chosen = SimpleNamespace(
             **{"stuck_timeout": 0.0, "shutdown_timeout": 30.0, "agent_config": AgentConfig(), **options}
         )
-        spec = SimpleNamespace(rdzv_handler=handler, monitor_interval=0.5)
-        calls = SimpleNamespace(post=lambda _, call: call())
-        parts: Any = SimpleNamespace(
-            loop=self.loop,
-            context=SimpleNamespace(
-                options=chosen, timers=None, plugin_calls=calls, group=SimpleNamespace(spec=spec, workers=[])
-            ),
-            job=None,
-            round_join=SimpleNamespace(is_immediate=handler is None),
+        spec = SimpleNamespace(rdzv_handler=handler or SimpleNamespace(is_immediate=True), monitor_interval=0.5)
+        context = SimpleNamespace(
+            loop=loop,
+            options=chosen,
+            timer_file=None,
+            plugin_calls=SimpleNamespace(post=lambda _, call: call()),
+            group=SimpleNamespace(spec=spec, workers=[]),
             say=self.lines.append,
             feed=self.fed.append,
             is_running=lambda _: self.is_running,
-            observation=SimpleNamespace(is_written=has_log, record=lambda _: self.readings.append(self.loop.time)),
         )
-        stacks: Any = None
-        self.watches = Watches(parts, stacks, lambda *_: None)
+        events = SimpleNamespace(is_written=has_log, resources_read=lambda *_: self.readings.append(self.loop.time))
+        parts: Any = SimpleNamespace(context=context, job=None, events=events)
+        self.watches = Watches(parts, lambda *_: None)
         output = SimpleNamespace(activities={})
         workers = SimpleNamespace(alive={0}, pids={0: os.getpid()})
         self.round: Any = SimpleNamespace(number=4, started=0.0, workers=workers, output=output)
@@ -119,7 +117,7 @@ def test_nodes_that_wait_halt_the_round(*, is_running: bool) -> None:
 
 def test_readings_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another flag wakes the launcher: every 10 s for ten minutes, once a minute after an hour."""
-    monkeypatch.setattr(watches, "is_quiet", lambda *_: False)
+    monkeypatch.setattr(worker_readings, "is_quiet", lambda *_: False)
     agent = _Agent(has_log=True, agent_config=AgentConfig(events_file="events.jsonl"))
     agent.run(7200)
     assert [round(moment) for moment in agent.readings[:4]] == [1, 11, 21, 31]
@@ -129,7 +127,7 @@ def test_readings_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_job_whose_launcher_sleeps_is_read_every_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a log directory alone the watch over quiet rounds reads."""
-    monkeypatch.setattr(watches, "is_quiet", lambda *_: False)
+    monkeypatch.setattr(worker_readings, "is_quiet", lambda *_: False)
     agent = _Agent(has_log=True)
     agent.run(610)
     assert agent.readings == [1.0, 301.0, 601.0]

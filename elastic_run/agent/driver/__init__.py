@@ -1,26 +1,43 @@
-"""The driver of one agent: it brings events to the pure state machine of `core.agent`, and performs its commands.
+"""The driver of one agent: it brings events to the pure machine of `core.agent`, and performs its commands.
 
-| module | what it holds |
-|---|---|
-| `supervisor` | makes the parts, feeds the machine, performs its commands, closes all |
-| `parts` | what the parts of one agent share; passes events to the event log |
-| `context` | the agent's options; what all rounds share: guardian, token, descriptors; the removal of files |
-| `round_join` | offers this node's workers' store, takes part in the rendezvous, and takes over the ranks |
-| `job` | this node's part in a job of several nodes |
-| `worker_launch` | starts the workers of a round; those of the first round before the supervisor is imported |
-| `round_driver` | the workers of the rounds: starts, watches and stops them |
-| `round` | one round: its workers, their output, and how each ended |
-| `round_checks` | the checks before a round: free GPU memory, the health check |
-| `warm_start` | starts the templates of warm workers; a formed round waits for its forks |
-| `watches` | the watches over a round: state D, waiting nodes, quiet rounds, resources |
-| `failed_ranks` | ranks whose main thread an exception has ended, and whose process lives |
-| `hang_detection`, `hang_signs` | finds that the job hangs; reads the signs of progress |
-| `hang_reaction` | tells that the job hangs, and performs --hang-action |
-| `stack_reports` | shows the workers' stacks, on SIGQUIT and before SIGKILL |
-| `flight_recorder` | torch's flight recorder in the workers: its variables, its dumps |
-| `timers` | the pipe and the expiry of the workers' timers |
-| `signal_watch` | answers the launcher's signals |
-| `event_recorder` | makes the events of the event log |
-| `worker_readings` | what the workers have used and written, for `status` and the event log |
-| `fault_injection` | injects the faults of --inject-fault |
+`supervisor` makes the parts, feeds the machine and closes all; `round_driver` performs the commands of the rounds.
+`AgentParts` is what the parts share. It knows all of them, and they know it for type checkers only (law 1).
 """
+
+from __future__ import annotations
+
+from elastic_run.records import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.event_recorder import EventRecorder
+    from elastic_run.agent.driver.job import MultiNodeJob
+    from elastic_run.agent.driver.round import Round
+    from elastic_run.agent.history import History
+
+
+@dataclass(slots=True)
+class AgentParts:
+    """The parts of one agent, in the order in which they are made."""
+
+    context: AgentContext
+    events: EventRecorder
+    #: This node's part in a job of several nodes, where the rendezvous knows one; a foreign handler has rounds only.
+    job: MultiNodeJob | None
+    #: The current round, or the last one, or None before the first.
+    current: Round | None = None
+    _history: History | None = None
+
+    @property
+    def history(self) -> History:
+        """The history; its modules are imported after the first worker was started: no worker waits for them."""
+        if self._history is None:
+            from elastic_run.agent.history import History
+
+            self._history = History(self.context)
+        return self._history
+
+    def find_silences(self) -> dict[int, float]:
+        """Return seconds since the last output of each worker that runs, by global rank."""
+        return {} if self.current is None else self.current.find_silences()

@@ -1,4 +1,4 @@
-"""The state that all rounds of one agent share: options, guardian, token, limit of descriptors."""
+"""What the parts of an agent share from before the first worker on: options, guardian, token, limit of descriptors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from elastic_run.store.worker_store import raise_descriptor_limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.flight_recorder import FlightRecorder
-    from elastic_run.agent.driver.timers import WorkerTimers
     from elastic_run.agent.http_ports import HttpPort, MetricsPort
     from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.agent.plugin_calls import PluginCalls
+    from elastic_run.agent.senders import Senders
     from elastic_run.core.agent.faults import Fault
+    from elastic_run.core.agent.machine import Agent
+    from elastic_run.core.agent.messages import Event
     from elastic_run.core.job.config import JobConfig
+    from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.output.logs import LogsDest, LogsSpecs
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
+    from elastic_run.timer.timer_file import TimerFile
 
 
 #: Descriptors of the launcher itself: the number that it needs, and the number that it usually reserves.
@@ -41,45 +46,28 @@ _STOP_MARGIN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """The user's settings as an agent uses them: the three configurations, and values made from torch's fields.
+    """The user's settings as an agent uses them: the three configurations, and values made from torch's fields."""
 
-    Args:
-        job_config: The settings on which all nodes of the job agree.
-        node_config: The settings of this node in a job of several nodes.
-        agent_config: The other settings of this node.
-        shutdown_timeout: The grace period in seconds, on every stop path.
-        signals: Signals that stop the job.
-        forwarded: Signals that are passed on to the workers.
-        unnamed_signals: Signals that stop the job though the user didn't name them; workers get SIGTERM.
-        offered: Signals that are passed on to those workers that handle them.
-        prefix_template: Prefix of tee'd lines.
-        affinities: Logical CPUs by local rank.
-        is_whole_process: Whether the launcher is all that runs in this process.
-        is_wrapped: Whether a program around the launcher, such as a profiler, handles signals in this process. Then no
-            signals are blocked while the agent runs: a profiler's handler may ask for the blocked ones, at each tick.
-        adopts_orphans: Whether only workers' orphans can come to this process as a subreaper. As PID 1, and if it began
-            with children (`helper & exec elastic-run`), it gets orphans of other programs too.
-        start_method: How function workers are started: `spawn`, `fork` or `forkserver`.
-        stuck_timeout: Seconds that a worker may be in uninterruptible sleep; 0 for any time.
-        faults: The faults that are injected into the workers, the same on all nodes.
-    """
-
-    job_config: JobConfig
-    node_config: NodeConfig = NodeConfig()
-    agent_config: AgentConfig = AgentConfig()
-    shutdown_timeout: float = contract.DEFAULT_SHUTDOWN_TIMEOUT
-    signals: tuple[int, ...] = ()
-    forwarded: tuple[int, ...] = ()
-    unnamed_signals: tuple[int, ...] = ()
-    offered: tuple[int, ...] = ()
-    prefix_template: str = contract.DEFAULT_PREFIX_TEMPLATE
-    affinities: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    is_whole_process: bool = False
+    job_config: JobConfig  # On which all nodes of the job agree
+    node_config: NodeConfig = NodeConfig()  # Of this node in a job of several nodes
+    agent_config: AgentConfig = AgentConfig()  # The other settings of this node
+    shutdown_timeout: float = contract.DEFAULT_SHUTDOWN_TIMEOUT  # The grace period in seconds, on every stop path
+    signals: tuple[int, ...] = ()  # Signals that stop the job
+    forwarded: tuple[int, ...] = ()  # Signals that are passed on to the workers
+    unnamed_signals: tuple[int, ...] = ()  # Signals that stop it though the user didn't name them; workers get SIGTERM
+    offered: tuple[int, ...] = ()  # Signals that are passed on to those workers that handle them
+    prefix_template: str = contract.DEFAULT_PREFIX_TEMPLATE  # Of tee'd lines
+    affinities: Mapping[int, frozenset[int]] = field(default_factory=dict)  # Logical CPUs by local rank
+    is_whole_process: bool = False  # Whether the launcher is all that runs in this process
+    #: Whether a program around the launcher, such as a profiler, handles signals in this process. Then no signals are
+    #: blocked while the agent runs: a profiler's handler may ask for the blocked ones, at each tick.
     is_wrapped: bool = False
+    #: Whether only workers' orphans can come to this process as a subreaper. As PID 1, and if it began with children
+    #: (`helper & exec elastic-run`), it gets orphans of other programs too.
     adopts_orphans: bool = False
-    start_method: str = "spawn"
-    stuck_timeout: float = 0.0
-    faults: tuple[Fault, ...] = ()
+    start_method: str = "spawn"  # Of function workers: `spawn`, `fork` or `forkserver`
+    stuck_timeout: float = 0.0  # Seconds that a worker may be in uninterruptible sleep; 0 for any time
+    faults: tuple[Fault, ...] = ()  # Injected into the workers, the same on all nodes
 
     @property
     def worker_variables(self) -> dict[str, str]:
@@ -104,38 +92,15 @@ class AgentOptions:
 
 
 class AgentContext:
-    """The state that all rounds of one agent share.
+    """What the parts of one agent share; loop, console and the state of its machine come with the supervisor."""
 
-    Attributes:
-        adopts_orphans: Whether orphans of the workers' descendants come to this process.
-        worker_limit: The workers' soft limit of descriptors if this process has raised its own; otherwise None.
-        mask: The signals that were blocked when this process began, so that a worker begins with the same; None if this
-            process has blocked no others since.
-        plugin_calls: Makes calls of plug-ins, once there is a loop that waits for them.
-        kept: The memories in which the workers keep their state; only with --keep-state.
-        heartbeats: Path of the file for each worker's heartbeats, by local rank; only with --hang-timeout.
-    """
-
-    __slots__ = (
-        "_announced",
-        "adopts_orphans",
-        "flight_recorder",
-        "group",
-        "guardian",
-        "health_port",
-        "heartbeats",
-        "hostname",
-        "kept",
-        "logs_specs",
-        "mask",
-        "metrics_port",
-        "options",
-        "plugin_calls",
-        "run_id",
-        "timers",
-        "worker_limit",
-        "worker_pool",
-    )
+    loop: Loop
+    console: Console
+    senders: Senders
+    agent: Agent
+    started: float
+    #: Takes the machine's events.
+    feed: Callable[[Event], None]
 
     def __init__(self, group: WorkerGroup, logs_specs: LogsSpecs, options: AgentOptions) -> None:
         self.group = group
@@ -147,18 +112,35 @@ class AgentContext:
         # copied, or with a fork of its own.
         is_own = options.is_whole_process and not options.is_wrapped and "torch" not in sys.modules
         self.guardian = Guardian(is_exec=not is_own)
-        self.timers: WorkerTimers | None = None
+        #: The pipe of the workers' timers, and the directory that was made for it, or "".
+        self.timer_file: TimerFile | None = None
+        self._timer_directory = ""
         self.worker_pool: WorkerPool | None = None
         self.health_port: HttpPort | None = None
         self.metrics_port: MetricsPort | None = None
         self.flight_recorder: FlightRecorder | None = None
         self.kept: KeptMemories | None = None
+        #: Path of the file for each worker's heartbeats, by local rank; only with --hang-timeout.
         self.heartbeats: dict[int, str] = {}
-        self._announced = ""
         self.adopts_orphans = False
+        #: Makes calls of plug-ins, once there is a loop that waits for them.
         self.plugin_calls: PluginCalls | None = None
+        #: The workers' soft limit of descriptors if this process has raised its own; otherwise None.
         self.worker_limit: int | None = None
+        #: The signals that were blocked when this process began, so that a worker begins with the same; None if this
+        #: process has blocked no others since.
         self.mask: frozenset[int] | None = None
+        self._announced = ""
+
+    def say(self, text: str) -> None:
+        """Write one line for the user."""
+        self.console.say(text)
+
+    def is_running(self, number: int | None) -> bool:
+        """Whether this round runs, and is not being stopped."""
+        from elastic_run.core.agent.machine import RUNNING
+
+        return self.agent.state == RUNNING and self.agent.round == number
 
     def block_signals(self, numbers: Iterable[int]) -> None:
         """Block signals in this thread, but not in the workers."""
@@ -174,16 +156,19 @@ class AgentContext:
             self.adopts_orphans = set_subreaper(is_on=True)
         return self.adopts_orphans
 
+    @property
+    def _usual_descriptors(self) -> int:
+        return self.group.spec.local_world_size * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
+
     def make_room(self, held: int) -> None:
         """Allow this process as many descriptors as its workers' streams and clients take; workers keep their limit.
 
         Raises:
             OSError: The system allows fewer than the `held` ones, which it needs while the workers run.
         """
-        workers = self.group.spec.local_world_size
-        least, usual = held + _DESCRIPTORS_LEAST, workers * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
+        workers, least = self.group.spec.local_world_size, held + _DESCRIPTORS_LEAST
         is_raisable = self.options.is_whole_process and self.worker_limit is None
-        if is_raisable and allowed_descriptors() < max(least, usual):
+        if is_raisable and allowed_descriptors() < max(least, self._usual_descriptors):
             self.worker_limit = raise_descriptor_limit()
         allowed = allowed_descriptors()
         if allowed < least:
@@ -197,9 +182,8 @@ class AgentContext:
 
         Only where the workers' own limit of descriptors is plenty: a number beyond it could not be inherited.
         """
-        usual = self.group.spec.local_world_size * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
         limit = allowed_descriptors() if self.worker_limit is None else self.worker_limit
-        return can_ask_for_stacks() and limit >= usual
+        return can_ask_for_stacks() and limit >= self._usual_descriptors
 
     def limit_worker(self, pid: int) -> None:
         """Set the limit of descriptors of a worker that was started with this process's raised limit."""
@@ -213,17 +197,7 @@ class AgentContext:
         except (OSError, AttributeError):
             pass  # it has ended already, or this is not Linux
 
-    def find_clean_up(self, *, is_failure: bool) -> str:
-        """Close the timers, and return the method of the logs specs that removes temporary files; "" if they have none.
-
-        After a failure a program may yet look for the error files that its exception names.
-        """
-        if self.timers is not None:
-            self.timers.close()
-        keeps_files = is_failure and not self.options.is_whole_process
-        method = "remove_empty_directories" if keeps_files else "cleanup"
-        return method if hasattr(self.logs_specs, method) else ""
-
+    # --- log files -------------------------------------------------------------------------------------------------
     @property
     def has_temporary_logs(self) -> bool:
         """Whether the log files go with the launcher; a plug-in's class does not say so, and keeps its files."""
@@ -254,6 +228,7 @@ class AgentContext:
             self.guardian.remove_at_end(directory)
             self._announced = directory
 
+    # --- what the workers are given --------------------------------------------------------------------------------
     def switch_on_recorders(self, envs: Mapping[int, dict[str, str]], logs: LogsDest) -> None:
         """Switch on torch's flight recorder in the workers of a round, if a flag asks for it; --hang-timeout does."""
         if self.options.agent_config.hang_timeout is not None:
@@ -273,14 +248,24 @@ class AgentContext:
         """If the user asks for it, make the pipe of the workers' timers and give its path to the workers."""
         if os.environ.get(contract.ENV_ENABLE_FILE_TIMER) != "1":
             return
-        if self.timers is None:
-            from elastic_run.agent.driver.timers import WorkerTimers
+        if self.timer_file is None:
+            from elastic_run.agent.driver.timers import open_timer_file
 
-            self.timers = WorkerTimers(self._announced, os.environ)
-            if self.timers.own_directory:
-                self.guardian.remove_at_end(self.timers.own_directory)
+            self.timer_file, self._timer_directory = open_timer_file(os.environ)
+            if self._timer_directory:
+                self.guardian.remove_at_end(self._timer_directory)
         for env in envs.values():
-            env[contract.ENV_TIMER_FILE] = self.timers.file.path
+            env[contract.ENV_TIMER_FILE] = self.timer_file.path
+
+    def close_timers(self) -> None:
+        """Remove the pipe of the workers' timers."""
+        if self.timer_file is not None:
+            self.timer_file.close()
+        try:
+            if self._timer_directory:
+                os.rmdir(self._timer_directory)
+        except OSError:
+            pass  # another process has put a file there, or has removed it
 
 
 def parse_signals(names: str) -> tuple[int, ...]:

@@ -1,21 +1,18 @@
 """Makes the events of `report.event_log` for one agent, and hands them to the event log and the metrics.
 
-Rules
 - Nothing here decides, waits or sets a timer. A failed write does not disturb the job: the writer tells it once.
 - Each event is made at a step of the state machine, so the log has the order of the decisions.
+- What writes is imported after the first workers were started (law 1). The events before that wait in memory.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import time
 
 from elastic_run import __version__, contract
-from elastic_run.agent.script_name import program_name
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.failure.root_cause import has_lost_rank
-from elastic_run.report.event_log import VERSION, EventFile, EventWriter
-from elastic_run.report.text import elide, end_verb, exception_line, printable, signal_name
+from elastic_run.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,12 +26,10 @@ if TYPE_CHECKING:
     from elastic_run.core.failure.hang import Stillness
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.job.documents import Assignment
-    from elastic_run.loop import Loop
     from elastic_run.report import JobResult
+    from elastic_run.report.event_log import EventWriter
 
     Document: TypeAlias = dict[str, Any]
-    #: Wall clock and monotonic clock, in seconds.
-    Moment: TypeAlias = tuple[float, float]
 
 #: Seconds that the end of a job waits for a disk.
 _WAIT_LIMIT = 2.0
@@ -46,35 +41,17 @@ _SILENCES = 20
 _LONGER = 1.5
 
 
-def open_recorder(context: AgentContext, loop: Loop, say: Callable[[str], None]) -> EventRecorder | None:
-    """Open the event log in the log directory, which exists by now; None if there is no log and no metrics port."""
-
-    def tell_loss(path: str, error: OSError) -> None:
-        text = f"the event log {path} is incomplete: {error.strerror}; this does not affect the job"
-        loop.call_soon_threadsafe(lambda: say(text))
-
-    recorder = EventRecorder(context)
-    directory = context.log_directory
-    own = os.path.join(directory, contract.EVENTS_FILE) if directory else ""
-    files = []
-    for path in filter(None, (own, context.options.agent_config.events_file)):
-        try:
-            files.append(EventFile(path, recorder.describe_gap, tell_loss, is_own=path == own))
-        except OSError as error:
-            say(f"the event log {path} can't be written: {error.strerror}; this does not affect the job")
-    if files:
-        recorder.write_to(EventWriter(files))
-    if context.metrics_port is not None:
-        recorder.sinks.append(context.metrics_port.count)
-    return recorder if recorder.sinks else None
-
-
 class EventRecorder:
-    """Makes the events of one agent; each of `sinks` gets them."""
+    """Makes the events of one agent; without an event log and a metrics port none is kept."""
 
     def __init__(self, context: AgentContext) -> None:
-        self.sinks: list[Callable[[Document], None]] = []
-        self._context = context
+        self._context, self._loop = context, context.loop
+        #: Whether there is an event log.
+        self.is_written = not context.has_temporary_logs or bool(context.options.agent_config.events_file)
+        self._waiting: list[Document] | None = []
+        self._sinks: list[Callable[[Document], None]] = []
+        if self.is_written or context.metrics_port is not None:
+            self._sinks.append(self._waiting.append)
         self._writer: EventWriter | None = None
         self._agent_id = os.urandom(4).hex()
         self._round: int | None = None
@@ -88,28 +65,56 @@ class EventRecorder:
         self._running = 0.0
         self._silences: dict[int, list[float]] = {}
 
-    def write_to(self, writer: EventWriter) -> None:
-        """Write each event as a line of JSON."""
-        self._writer = writer
-        self.sinks.append(lambda document: writer.write(_encode(document)))
+    def begin(self) -> None:
+        """Begin to write, when the first workers run, or when it is certain that none will."""
+        if self._waiting is None or not self._sinks:
+            return
+        waiting, self._waiting, self._sinks = self._waiting, None, []
+        if self.is_written:
+            self._open_files()
+        if self._context.metrics_port is not None:
+            self._sinks.append(self._context.metrics_port.count)
+        if notice := getattr(self._context.logs_specs, "notice", ""):
+            self._context.say(notice)
+        for document in waiting:
+            self._send(document)
 
-    def describe_gap(self, lines: int) -> bytes:
-        """Return the line that says how many lines are missing; may be called in any thread."""
-        import time
+    def _open_files(self) -> None:
+        from elastic_run.report.event_log import EventFile, EventWriter
 
-        return _encode(self._document((time.time(), time.monotonic()), "lines_lost", {"lines": lines}))
+        def tell_loss(path: str, error: OSError) -> None:
+            text = f"the event log {path} is incomplete: {error.strerror}; this does not affect the job"
+            self._loop.call_soon_threadsafe(lambda: self._context.say(text))
+
+        directory = self._context.log_directory
+        own = os.path.join(directory, contract.EVENTS_FILE) if directory else ""
+        files = []
+        for path in filter(None, (own, self._context.options.agent_config.events_file)):
+            try:
+                files.append(EventFile(path, self._describe_gap, tell_loss, is_own=path == own))
+            except OSError as error:
+                self._context.say(
+                    f"the event log {path} can't be written: {error.strerror}; this does not affect the job"
+                )
+        if files:
+            self._writer = writer = EventWriter(files)
+            self._sinks.append(lambda document: writer.write(_encode(document)))
 
     def close(self) -> None:
         """Write the events that wait, within a short time."""
         if self._writer is not None:
             self._writer.close(_WAIT_LIMIT)
 
-    def _document(self, moment: Moment, name: str, fields: Document) -> Document:
+    def _describe_gap(self, lines: int) -> bytes:
+        """Return the line that says how many lines are missing; may be called in any thread."""
+        return _encode(self._document("lines_lost", {"lines": lines}))
+
+    def _document(self, name: str, fields: Document) -> Document:
         return {
-            "version": VERSION,
+            "version": contract.EVENTS_VERSION,
             "event": name,
-            "time": round(moment[0], 6),
-            "monotonic": round(moment[1], 6),
+            "time": round(time.time(), 6),
+            "monotonic": round(self._loop.now(), 6),
             "node": self._context.hostname,
             "agent": self._agent_id,
             "run_id": self._context.run_id,
@@ -118,18 +123,22 @@ class EventRecorder:
             **fields,
         }
 
-    def _put(self, moment: Moment, name: str, **fields: Any) -> None:
-        document = self._document(moment, name, fields)
-        for sink in self.sinks:
+    def _put(self, name: str, **fields: Any) -> None:
+        if self._sinks:
+            self._send(self._document(name, fields))
+
+    def _send(self, document: Document) -> None:
+        for sink in self._sinks:
             sink(document)
 
     # --- the agent -------------------------------------------------------------------------------------------------
-    def agent_started(self, moment: Moment) -> None:
+    def agent_started(self) -> None:
         """The agent begins."""
+        from elastic_run.agent.script_name import program_name
+
         spec, config = self._context.group.spec, self._context.options.job_config
-        self._began_at = moment[1]
+        self._began_at = self._loop.now()
         self._put(
-            moment,
             "agent_started",
             agent_pid=os.getpid(),
             release=__version__,
@@ -140,37 +149,35 @@ class EventRecorder:
             max_nodes=config.max_nodes,
             max_restarts=config.max_restarts,
         )
-        self._start_rendezvous(moment)
+        self._start_rendezvous()
 
-    def agent_ended(self, moment: Moment, result: JobResult) -> None:
+    def agent_ended(self, result: JobResult) -> None:
         """The agent knows how it ends."""
         root = result.root if result.verdict != "success" else None
-        self._stop_running(moment[1])
+        self._stop_running()
         self._put(
-            moment,
             "agent_ended",
             verdict=result.verdict,
             exit_code=result.exit_code,
             detail=_one_line(result.detail),
-            cause="" if root is None else _describe_root(root),
+            cause="" if root is None else _describe_cause(root),
             cause_rank=None if root is None else root.rank,
             cause_node="" if root is None else root.host,
-            wall_s=_seconds(moment[1] - self._began_at),
+            wall_s=_seconds(self._loop.now() - self._began_at),
             running_s=_seconds(self._running),
         )
 
     # --- steps of the machine --------------------------------------------------------------------------------------
-    def signal_received(self, moment: Moment, number: int, sender: str) -> None:
+    def signal_received(self, number: int, sender: str) -> None:
         """The launcher has got a signal."""
-        self._put(moment, "signal_received", signal=signal_name(number), sender=_one_line(sender))
+        self._put("signal_received", signal=signal_name(number), sender=_one_line(sender))
 
-    def round_warned(self, moment: Moment) -> None:
+    def round_warned(self) -> None:
         """The workers get a warning: new nodes wait to join."""
-        self._put(moment, "round_warned")
+        self._put("round_warned")
 
     def stepped(
         self,
-        moment: Moment,
         before: machine.Agent,
         after: machine.Agent,
         commands: Sequence[Command],
@@ -182,27 +189,26 @@ class EventRecorder:
             return
         if after.state == machine.RUNNING:
             self._round, self._restart = after.round, after.restart_count
-            self._form_round(moment, place)
+            self._form_round(place)
         elif after.state == machine.STOPPING:
-            self._begin_stop(moment, after.stop_reason, halt)
+            self._begin_stop(after.stop_reason, halt)
         elif after.state == machine.PAUSING:
             pause = sum(command.delay for command in commands if isinstance(command, messages.Pause))
-            self._put(moment, "pause_started", pause_s=_seconds(pause))
+            self._put("pause_started", pause_s=_seconds(pause))
         elif after.state == machine.JOINING:
-            self._start_rendezvous(moment)
+            self._start_rendezvous()
 
-    def _start_rendezvous(self, moment: Moment) -> None:
-        self._rendezvous_at = moment[1]
-        self._put(moment, "rendezvous_started")
+    def _start_rendezvous(self) -> None:
+        self._rendezvous_at = self._loop.now()
+        self._put("rendezvous_started")
 
-    def _form_round(self, moment: Moment, place: Assignment | None) -> None:
+    def _form_round(self, place: Assignment | None) -> None:
         self._failed_at = None
         self._silences = {}
         group = self._context.group
         nodes = group.group_world_size or 1
         alone = self._agent_id if nodes == 1 else ""
         self._put(
-            moment,
             "round_formed",
             job=alone if place is None else place.incarnation,
             round_id="" if place is None else place.round_id,
@@ -211,67 +217,61 @@ class EventRecorder:
             workers=group.workers[0].world_size,
             first_rank=group.workers[0].global_rank,
             reason="" if place is None else _one_line(place.news),
-            rendezvous_s=_seconds(moment[1] - self._rendezvous_at),
+            rendezvous_s=_seconds(self._loop.now() - self._rendezvous_at),
         )
 
-    def _begin_stop(self, moment: Moment, reason: str, halt: str) -> None:
-        self._stop_running(moment[1])
-        self._stopping_at = moment[1]
-        self._recovers_from = moment[1] if self._failed_at is None else self._failed_at
+    def _begin_stop(self, reason: str, halt: str) -> None:
+        self._stop_running()
+        self._stopping_at = now = self._loop.now()
+        self._recovers_from = now if self._failed_at is None else self._failed_at
         self._put(
-            moment,
             "workers_stopping",
             reason=reason,
             detail=_one_line(halt) if reason == machine.AFTER_HALT else "",
-            detected_s=None if self._failed_at is None else _seconds(moment[1] - self._failed_at),
+            detected_s=None if self._failed_at is None else _seconds(now - self._failed_at),
         )
 
     # --- the workers -----------------------------------------------------------------------------------------------
-    def workers_started(self, moment: Moment, current: Round) -> None:
+    def workers_started(self, current: Round) -> None:
         """The workers of a round run, and are watched."""
         for local_rank in sorted(current.workers.pids):
             is_seen = local_rank in current.output.with_stdout
-            self._put(moment, "worker_started", **self._name(current, local_rank), is_output_seen=is_seen)
-        self._started_at = moment[1]
+            self._put("worker_started", **self._name(current, local_rank), is_output_seen=is_seen)
+        self._started_at = now = self._loop.now()
         recovery, self._recovers_from = self._recovers_from, None
         self._put(
-            moment,
             "workers_started",
-            start_s=_seconds(moment[1] - current.started),
-            recovery_s=None if recovery is None else _seconds(moment[1] - recovery),
+            start_s=_seconds(now - current.started),
+            recovery_s=None if recovery is None else _seconds(now - recovery),
         )
 
-    def output_came(self, moment: Moment, current: Round, local_rank: int, silence: float | None) -> None:
+    def output_came(self, current: Round, local_rank: int, silence: float | None) -> None:
         """A worker has written for the first time, or after a silence."""
-        who = self._name(current, local_rank)
+        name = self._name(current, local_rank)
         if silence is None:
-            self._put(moment, "first_output", **who, after_s=_seconds(moment[1] - current.started))
+            self._put("first_output", **name, after_s=_seconds(self._loop.now() - current.started))
             return
         told = self._silences.setdefault(local_rank, [])
         if len(told) < _SILENCES or silence >= _LONGER * max(told):
             told.append(silence)
-            self._put(moment, "silence", **who, silence_s=_seconds(silence))
+            self._put("silence", **name, silence_s=_seconds(silence))
 
-    def resources_read(self, moment: Moment, current: Round, usage: Mapping[int, Usage]) -> None:
+    def resources_read(self, current: Round, usage: Mapping[int, Usage]) -> None:
         """The processor time and the memory of the workers that run were read."""
         if usage:
             ranks = current.global_ranks
             self._put(
-                moment,
                 "resources",
                 ranks=[ranks[local_rank] for local_rank in usage],
                 cpu_s=[round(used.cpu, 2) for used in usage.values()],
                 memory_mib=[used.memory >> 20 for used in usage.values()],
             )
 
-    def hang_found(
-        self, moment: Moment, seconds: float, ranks: Mapping[int, Stillness], ended: tuple[int, ...], action: str
-    ) -> None:
+    def hang_found(self, seconds: float, ranks: Mapping[int, Stillness], ended: tuple[int, ...], action: str) -> None:
         """The job hangs, as far as this node knows."""
         from elastic_run.report.stack_lines import find_odd_rank, hang_detail
 
         self._put(
-            moment,
             "hang_found",
             still_s=_seconds(seconds),
             rank=find_odd_rank(ranks),
@@ -279,53 +279,48 @@ class EventRecorder:
             action=action,
         )
 
-    def worker_exited(self, moment: Moment, current: Round, local_rank: int, exitcode: int) -> None:
+    def worker_exited(self, current: Round, local_rank: int, exitcode: int) -> None:
         """A worker has ended."""
-        was_stopped = current.was_stopped(local_rank)
+        was_stopped, now = current.was_stopped(local_rank), self._loop.now()
         if exitcode != 0 and not was_stopped and self._failed_at is None:
-            self._failed_at = moment[1]
+            self._failed_at = now
         activity = current.output.activities.get(local_rank)
         self._put(
-            moment,
             "worker_exited",
             **self._name(current, local_rank),
             **_end_fields(exitcode, was_stopped=was_stopped),
-            uptime_s=_seconds(moment[1] - current.started),
-            silence_s=_seconds(moment[1] - (current.started if activity is None else activity.last)),
+            uptime_s=_seconds(now - current.started),
+            silence_s=_seconds(now - (current.started if activity is None else activity.last)),
         )
 
-    def round_gone(self, moment: Moment, ends: Sequence[WorkerEnd], root: WorkerEnd | None, unkillable: int) -> None:
+    def round_gone(self, ends: Sequence[WorkerEnd], root: WorkerEnd | None, unkillable: int) -> None:
         """No process of the round lives, and all output of the workers was read."""
-        for end in ends:
-            if end.exitcode != 0 and (end is root or not end.was_stopped):
-                self._put_failure(moment, end, is_root=end is root)
-        stop = moment[1] - self._stopping_at
-        self._put(moment, "workers_stopped", stop_s=_seconds(stop), unkillable=unkillable)
+        failed = [end for end in ends if end.exitcode != 0 and (end is root or not end.was_stopped)]
+        for end in failed if self._sinks else ():
+            from elastic_run.core.failure.root_cause import has_lost_rank
 
-    def _put_failure(self, moment: Moment, end: WorkerEnd, *, is_root: bool) -> None:
-        exception = end.exception
-        self._put(
-            moment,
-            "worker_failed",
-            rank=end.rank,
-            local_rank=end.local_rank,
-            pid=end.pid,
-            **_end_fields(end.exitcode, was_stopped=end.was_stopped),
-            cause="" if exception is None else _one_line(exception_line(exception)),
-            where="" if exception is None else _one_line(exception.where),
-            remark=_one_line(end.remark),
-            is_root=is_root,
-            is_consequence=has_lost_rank(end),
-            log_file=end.log_file,
-        )
+            self._put(
+                "worker_failed",
+                rank=end.rank,
+                local_rank=end.local_rank,
+                pid=end.pid,
+                **_end_fields(end.exitcode, was_stopped=end.was_stopped),
+                cause="" if end.exception is None else _describe_cause(end),
+                where="" if end.exception is None else _one_line(end.exception.where),
+                remark=_one_line(end.remark),
+                is_root=end is root,
+                is_consequence=has_lost_rank(end),
+                log_file=end.log_file,
+            )
+        self._put("workers_stopped", stop_s=_seconds(self._loop.now() - self._stopping_at), unkillable=unkillable)
 
     def _name(self, current: Round, local_rank: int) -> Document:
         worker = next(worker for worker in self._context.group.workers if worker.local_rank == local_rank)
         return {"rank": worker.global_rank, "local_rank": local_rank, "pid": current.workers.pids[local_rank]}
 
-    def _stop_running(self, now: float) -> None:
+    def _stop_running(self) -> None:
         if self._started_at is not None:
-            end = now if self._failed_at is None else self._failed_at
+            end = self._loop.now() if self._failed_at is None else self._failed_at
             self._running += max(0.0, end - self._started_at)
             self._started_at = None
 
@@ -338,12 +333,18 @@ def _end_fields(exitcode: int, *, was_stopped: bool) -> Document:
     }
 
 
-def _describe_root(root: WorkerEnd) -> str:
-    return _one_line(end_verb(root) if root.exception is None else exception_line(root.exception))
+def _describe_cause(end: WorkerEnd) -> str:
+    from elastic_run.report.text import end_verb, exception_line
+
+    return _one_line(end_verb(end) if end.exception is None else exception_line(end.exception))
 
 
 def _one_line(text: str) -> str:
-    return elide(printable(text), _LINE_LIMIT) if text else ""
+    if not text:
+        return ""
+    from elastic_run.report.text import elide, printable
+
+    return elide(printable(text), _LINE_LIMIT)
 
 
 def _seconds(value: float) -> float:
@@ -351,5 +352,7 @@ def _seconds(value: float) -> float:
 
 
 def _encode(document: Document) -> bytes:
+    import json
+
     # ASCII: every reader accepts the line, whatever bytes a worker has put into its message.
     return json.dumps(document, separators=(",", ":")).encode("ascii") + b"\n"

@@ -16,12 +16,11 @@ from elastic_run.report.text import signal_name, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from elastic_run.agent.api import Worker
+    from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
-    from elastic_run.core.agent.faults import Fault, PlannedFault
-    from elastic_run.loop import Loop
+    from elastic_run.core.agent.faults import PlannedFault
 
 #: Seconds until a worker whose Python starts must have heard a request, and between two attempts.
 _WAIT_LIMIT = 10.0
@@ -30,21 +29,19 @@ _PAUSE = 0.01
 _PERIOD = 0.5
 
 
-def inject_faults(
-    faults: Sequence[Fault], workers: Sequence[Worker], started: Round, *, loop: Loop, say: Callable[[str], None]
-) -> Callable[[], None]:
+def inject_faults(context: AgentContext, started: Round) -> Callable[[], None]:
     """Set the timers of a round's faults; returns what ends the faults that last, when the round is over."""
-    local_ranks, world_size = {worker.global_rank: worker.local_rank for worker in workers}, workers[0].world_size
+    workers = context.group.workers
+    local_ranks = {worker.global_rank: worker.local_rank for worker in workers}
+    planned = plan_faults(context.options.faults, attempt=started.restart_count, world_size=workers[0].world_size)
     injections = [
-        _Injection(planned, started, local_ranks[planned.rank], loop=loop, say=say)
-        for planned in plan_faults(faults, attempt=started.restart_count, world_size=world_size)
-        if planned.rank in local_ranks
+        _Injection(context, started, each, local_ranks[each.rank]) for each in planned if each.rank in local_ranks
     ]
     for injection in injections:
-        if injection.is_from_start:
-            injection.begin()  # a timer might come after the worker's end
+        if injection.action == "import":  # the worker makes it itself; a timer might come after the worker's end
+            injection.begin()
         else:
-            loop.call_later(injection.delay, injection.begin)
+            context.loop.call_later(injection.delay, injection.begin)
 
     def end() -> None:
         for injection in injections:
@@ -56,24 +53,18 @@ def inject_faults(
 class _Injection:
     """One fault of a round."""
 
-    def __init__(
-        self, planned: PlannedFault, started: Round, local_rank: int, *, loop: Loop, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, context: AgentContext, started: Round, planned: PlannedFault, local_rank: int) -> None:
         self.delay = planned.delay
         self._fault = planned.fault
+        self.action, _, self._value = planned.fault.action.partition(" ")
         self._round = started
         self._local_rank = local_rank
-        self._loop = loop
-        self._say = say
+        self._loop = context.loop
+        self._say = context.say
         self._rank = f"rank {planned.rank}"
         self._moment = f"after {span(planned.delay)} (--inject-fault)"
         self._listener: socket.socket | None = None
         self._is_over = False
-
-    @property
-    def is_from_start(self) -> bool:
-        """Whether the worker makes the fault itself at its start; the agent then only reports it."""
-        return self._fault.action.startswith("import ")
 
     @property
     def _pid(self) -> int | None:
@@ -83,12 +74,11 @@ class _Injection:
 
     def begin(self) -> None:
         """Inject the fault, if the worker still runs."""
-        pid, fault = self._pid, self._fault
+        pid, fault, action = self._pid, self._fault, self.action
         if pid is None:
             return
-        action, _, value = fault.action.partition(" ")
         if action == "import":
-            self._say(f"{ACTIONS[action]} {value}: {self._rank} (pid {pid}) from its start (--inject-fault)")
+            self._say(f"{ACTIONS[action]} {self._value}: {self._rank} (pid {pid}) from its start (--inject-fault)")
         elif fault.is_of_worker:
             self._request(until=self._loop.now() + _WAIT_LIMIT)
         elif action == "agent":
@@ -97,25 +87,29 @@ class _Injection:
         elif action == "freeze":
             self._freeze()
         elif action == "port":
-            self._take_port(int(value))
+            self._take_port(int(self._value))
         elif action == "slow":
-            self._say(f"1/{value} of the time: {self._rank} (pid {pid}) {self._moment}")
-            self._slow_down(_PERIOD / int(value))
+            self._say(f"1/{self._value} of the time: {self._rank} (pid {pid}) {self._moment}")
+            self._slow_down(_PERIOD / int(self._value))
         elif fault.is_for_child:
             self._send_to_child(pid, signal_name(fault.signal))
         else:
             self._say(f"{signal_name(fault.signal)} to {self._rank} (pid {pid}) {self._moment}")
             os.killpg(pid, fault.signal)
             if fault.pause:
-                self._loop.call_later(fault.pause, self._go_on)
+                self._loop.call_later(fault.pause, lambda: self._signal(signal.SIGCONT))
 
     def end(self) -> None:
         """End what lasts: the round is over."""
         self._is_over = True
-        if self._fault.action.startswith("slow"):
-            self._go_on()
+        if self.action == "slow":
+            self._signal(signal.SIGCONT)
         if self._listener is not None:
             self._listener.close()
+
+    def _signal(self, number: int) -> None:
+        if (pid := self._pid) is not None:
+            os.killpg(pid, number)
 
     def _write(self, text: str) -> None:
         """Tell the user at once: the console writes through the loop, which stops here."""
@@ -125,11 +119,11 @@ class _Injection:
         """Stop the workers of this node and this agent: for the other nodes the machine is silent."""
         workers = self._round.workers
         groups = [-workers.pids[local_rank] for local_rank in workers.alive]
-        pause = self._fault.pause
         self._write(f"SIGSTOP to this agent and its workers, of {self._rank}, {self._moment}")
-        if pause:
+        if self._fault.pause:
             pids = " ".join(map(str, (os.getpid(), *groups)))
-            os.posix_spawn("/bin/sh", ["sh", "-c", f"sleep {pause}; kill -s CONT -- {pids}"], os.environ)
+            wake = f"sleep {self._fault.pause}; kill -s CONT -- {pids}"
+            os.posix_spawn("/bin/sh", ["sh", "-c", wake], os.environ)
         for pid in (*groups, os.getpid()):
             os.kill(pid, signal.SIGSTOP)
 
@@ -147,17 +141,9 @@ class _Injection:
         """Let the worker run for this many seconds of each period."""
         if self._pid is None or self._is_over:
             return
-        self._go_on()
-        self._loop.call_later(seconds, self._hold)
+        self._signal(signal.SIGCONT)
+        self._loop.call_later(seconds, lambda: None if self._is_over else self._signal(signal.SIGSTOP))
         self._loop.call_later(_PERIOD, lambda: self._slow_down(seconds))
-
-    def _hold(self) -> None:
-        if (pid := self._pid) is not None and not self._is_over:
-            os.killpg(pid, signal.SIGSTOP)
-
-    def _go_on(self) -> None:
-        if (pid := self._pid) is not None:
-            os.killpg(pid, signal.SIGCONT)
 
     def _send_to_child(self, pid: int, name: str) -> None:
         child = _find_child(pid)
@@ -171,8 +157,7 @@ class _Injection:
         """Ask the worker for the fault; again and again while its Python starts."""
         if (pid := self._pid) is None:
             return
-        action, _, code = self._fault.action.partition(" ")
-        what = f"{ACTIONS[action]} with code {code}" if code else ACTIONS[action]
+        what = f"{ACTIONS[self.action]} with code {self._value}" if self._value else ACTIONS[self.action]
         connection = send_request(self._round.fault_sockets[self._local_rank], self._fault.action.encode())
         if connection is not None:
             connection.close()

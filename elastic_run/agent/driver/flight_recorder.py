@@ -116,10 +116,7 @@ class FlightRecorder:
         return RecorderQuestion(loop, self._sockets, contract.RECORDER_DUMP, wait_limit, lambda _: on_done())
 
     def count(self, loop: Loop, on_done: Callable[[dict[int, str]], None]) -> RecorderQuestion:
-        """Ask the living workers for the number of their collectives.
-
-        `on_done` gets `open 0=2/-1/1` or `done 0=1/-1/1` by local rank; a worker that does not answer is missing.
-        """
+        """Ask the living workers for their collectives, `open 0=2/-1/1` or `done 0=1/-1/1`, by local rank."""
         return RecorderQuestion(loop, self._sockets, contract.RECORDER_COUNT, _COUNT_WAIT, on_done)
 
     def explain(self, *, is_whole_job: bool) -> RecorderFinding | None:

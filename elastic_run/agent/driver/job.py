@@ -11,7 +11,7 @@ import sys
 import threading
 
 from elastic_run import __version__
-from elastic_run.agent.driver.round_join import assign_ranks
+from elastic_run.agent.driver.worker_launch import assign_ranks
 from elastic_run.agent.script_name import find_script_file, name_script
 from elastic_run.cluster.torch_devices import find_torch_version
 from elastic_run.contract import LONGEST_WAIT
@@ -32,13 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeAlias
 
-    from elastic_run.agent.api import WorkerGroup, WorkerSpec
-    from elastic_run.agent.driver.context import AgentOptions
-    from elastic_run.agent.driver.round_join import RoundJoin
+    from elastic_run.agent.api import WorkerSpec
+    from elastic_run.agent.driver.context import AgentContext, AgentOptions
+    from elastic_run.agent.driver.worker_launch import RoundJoin
     from elastic_run.core.job.documents import Assignment, End, NodeEnds
-    from elastic_run.loop import Loop
-    from elastic_run.multiprocessing.output.console import Console
-    from elastic_run.multiprocessing.process.guardian import Guardian
     from elastic_run.rendezvous.api import RendezvousError
     from elastic_run.rendezvous.events import Lost, SessionEvent
     from elastic_run.rendezvous.session import Session
@@ -64,47 +61,24 @@ _HALTS = {
 
 
 class MultiNodeJob:
-    """This node's part in a job of several nodes.
+    """This node's part in a job of several nodes; it sets the ranks and the master address of the context's group."""
 
-    Args:
-        group: The workers; their ranks and the master address are set when a round is formed.
-        round_join: Opens this node's workers' store of each round.
-        feed: Takes the events of the agent's machine.
-
-    Attributes:
-        ended: The job's verdict, or None.
-        place: This node's place in the current round, or None before the first.
-        halt: Why the job has stopped its last round, in words.
-        use_agent_store: Whether rank 0's agent serves the workers' store of the current round.
-        answer: Passes this node's answer to a question of `core.job.node_status` to a function, a bit later.
-        unanswered: The calls of `answer` before the control socket is open, which answers them.
-    """
-
-    def __init__(
-        self,
-        group: WorkerGroup,
-        options: AgentOptions,
-        round_join: RoundJoin,
-        *,
-        loop: Loop,
-        feed: Callable[[messages.Event], None],
-        console: Console,
-    ) -> None:
-        self.ended: End | None = None
-        self.place: Assignment | None = None
-        self.halt = ""
+    def __init__(self, context: AgentContext, round_join: RoundJoin) -> None:
+        self.ended: End | None = None  # The job's verdict
+        self.place: Assignment | None = None  # This node's place in the current round, or None before the first
+        self.halt = ""  # Why the job has stopped its last round, in words
+        self.use_agent_store = True  # Whether rank 0's agent serves the workers' store of the current round
         self.error: RendezvousError | None = None
-        self.use_agent_store = True
+        #: The calls of `answer` before the control socket is open, which answers them.
         self.unanswered: list[tuple[str, Deliver]] = []
+        #: Passes this node's answer to a question of `core.job.node_status` to a function, a bit later.
         self.answer: Callable[[str, Deliver], object] = lambda *call: self.unanswered.append(call)
         self._session: Session | None = None
-        self._group = group
-        self._options = options
+        self._context = context
+        self._group = context.group
+        self._options = context.options
         self._round_join = round_join
-        self._loop = loop
-        self._feed = feed
-        self._say = console.say
-        self._console = console
+        self._loop = context.loop
         self._wait_line: WaitLine | None = None
         self._is_running = False
         self._round = -1
@@ -114,10 +88,23 @@ class MultiNodeJob:
     def join(self, first: Callable[[Session], None] = lambda _: None) -> None:
         """Join the job; `first` is called before the session goes to the store."""
         handler: Any = self._group.spec.rdzv_handler
-        setup = make_setup(self._group.spec, self._options, shows_waiting=self._console.has_live_line)
+        has_live_line = self._context.console.has_live_line
+        setup = make_setup(self._group.spec, self._options, shows_waiting=has_live_line)
         self._session = session = handler.open_session(setup)
         first(session)
         session.start(lambda host: self._open_worker_store(session, host), self._deliver)
+        if not self._has_left:
+            session.hold_connections_with(self._entrust_connection)
+
+    def _entrust_connection(self, descriptor: int) -> None:
+        """Let the guardian hold this node's connection to its job, whose end then proves that no worker is left."""
+        duplicate = os.dup(descriptor)
+
+        def hand_over() -> None:
+            self._context.guardian.hold(duplicate)
+            os.close(duplicate)
+
+        self._loop.call_soon_threadsafe(hand_over)
 
     @property
     def has_others(self) -> bool:
@@ -152,32 +139,13 @@ class MultiNodeJob:
         """Whether the round has too many nodes for all of them to ask all others."""
         return self.nodes > FEW_NODES
 
-    def entrust_connections(self, guardian: Guardian) -> None:
-        """Let the guardian hold this node's connection to its job, whose end then proves that no worker is left."""
-
-        def hold(descriptor: int) -> None:
-            duplicate = os.dup(descriptor)
-
-            def hand_over() -> None:
-                guardian.hold(duplicate)
-                os.close(duplicate)
-
-            self._loop.call_soon_threadsafe(hand_over)
-
-        if self._session is not None:
-            self._session.hold_connections_with(hold)
-
     def report_failing(self, *, is_secondary: bool) -> None:
         """Say that a worker of the current round has failed."""
         if self._session is not None:
             self._session.report_failing(self._round, is_secondary=is_secondary)
 
     def report_ready(self, command: messages.ReportReady, report: dict[str, Any] | None, ends: NodeEnds | None) -> None:
-        """Say that the round is over on this node.
-
-        Raises:
-            OSError: The next round's store can't be opened.
-        """
+        """Say that the round is over on this node; OSError says that the next round's store can't be opened."""
         self._is_running = False
         if self._session is None:
             return
@@ -273,21 +241,27 @@ class MultiNodeJob:
         store = self._round_join.open_next_store(host)
         return StoreAddress("", store.port, use_agent_store=store.use_agent_store)
 
+    # --- what the job says -----------------------------------------------------------------------------------------
     def _deliver(self, event: SessionEvent) -> None:
         self._loop.call_soon_threadsafe(lambda: self._take(event))
 
     def _take(self, event: SessionEvent) -> None:
-        if isinstance(event, Notice | Waiting | StatusAsked):
-            self._take_message(event)
+        say = self._context.say
+        if isinstance(event, Notice):
+            say(event.text)
+        elif isinstance(event, Waiting):
+            self._show_wait(event)
+        elif isinstance(event, StatusAsked):
+            self._pass_question(event.question)
         elif isinstance(event, Formed):
             self._take_place(event.assignment)
         elif isinstance(event, Warned):
-            self._say("new nodes wait to join: the workers get a warning, and will be stopped soon")
-            self._feed(messages.RoundWarned(event.round))
+            say("new nodes wait to join: the workers get a warning, and will be stopped soon")
+            self._context.feed(messages.RoundWarned(event.round))
         elif isinstance(event, Halted):
             self.halt = _describe_halt(event)
-            self._say(f"stopping the workers: {self.halt}")
-            self._feed(messages.RoundHalted(event.round))
+            say(f"stopping the workers: {self.halt}")
+            self._context.feed(messages.RoundHalted(event.round))
         elif isinstance(event, Ended):
             self.ended = end = event.end
             if end.verdict == "success":
@@ -298,14 +272,9 @@ class MultiNodeJob:
         else:
             self._end(event.verdict, self._name_error(event, RendezvousConnectionError))
 
-    def _take_message(self, event: Notice | Waiting | StatusAsked) -> None:
-        """Take an event that changes nothing of the round."""
-        if isinstance(event, Notice):
-            self._say(event.text)
-        elif isinstance(event, Waiting):
-            self._show_wait(event)
-        elif (session := self._session) is not None:
-            self.answer(event.question, lambda document: session.tell_status(document, event.question))
+    def _pass_question(self, question: str) -> None:
+        if (session := self._session) is not None:
+            self.answer(question, lambda document: session.tell_status(document, question))
 
     def _name_error(self, end: End | Lost, kind: type[RendezvousError]) -> str:
         """Return the detail of an end, behind it the name of torch's error, which programs look for in logs."""
@@ -316,9 +285,11 @@ class MultiNodeJob:
 
     def _tell_success(self, end: End) -> None:
         if end.detail:
-            self._say(end.detail)
+            self._context.say(end.detail)
         if self._round < 0 and not self._has_left:
-            self._say(f"the job has ended with success; {_describe_spare(end.nodes)}")
+            others = f"{end.nodes} node{' was' if end.nodes == 1 else 's were'}" if end.nodes else "others were"
+            spare = f"this node was a spare, the script never ran here: {others} enough"
+            self._context.say(f"the job has ended with success; {spare}")
 
     def _show_wait(self, event: Waiting) -> None:
         if event.is_for_nodes and self._is_running:
@@ -329,7 +300,7 @@ class MultiNodeJob:
         if self._wait_line is None:
             from elastic_run.report.waiting import WaitLine
 
-            self._wait_line = WaitLine(self._loop, self._console)
+            self._wait_line = WaitLine(self._loop, self._context.console)
         # Workers own the terminal: beside their progress bars there is no room for a line that is rewritten.
         self._wait_line.show(event.texts, is_live=not self._is_running)
 
@@ -339,7 +310,7 @@ class MultiNodeJob:
 
     def _end(self, verdict: str, detail: str, exit_code: int | None = None) -> None:
         self._end_wait()
-        self._feed(messages.JobOver(messages.Finish(verdict, detail=detail, exit_code=exit_code)))
+        self._context.feed(messages.JobOver(messages.Finish(verdict, detail=detail, exit_code=exit_code)))
 
     def _take_place(self, place: Assignment) -> None:
         nodes = place.group_world_size
@@ -347,33 +318,21 @@ class MultiNodeJob:
         self._is_running = True
         is_first = place.round == 1
         if place.group_rank == 0 and (is_first or not place.news) and self._options.node_config.notice:
-            self._say(self._options.node_config.notice)
+            self._context.say(self._options.node_config.notice)
         if place.versions and (self.place is None or place.versions != self.place.versions):
             mend = "if collectives fail or hang, install the same version on all nodes"
-            self._say(f"the nodes have different versions of torch: {place.versions}; {mend}")
+            self._context.say(f"the nodes have different versions of torch: {place.versions}; {mend}")
         if self._round >= 0 or (is_first and place.news):
-            self._say(_describe_round(place, self._options.job_config.max_restarts))
+            self._context.say(_describe_round(place, self._options.job_config.max_restarts))
         self._round_join.close_old_store()
         self.place = place
         self._round = place.round
         self.use_agent_store = place.master.use_agent_store
         group = self._group
         group.master_addr, group.master_port = place.master.host, place.master.port
-        assign_ranks(
-            group,
-            group_rank=place.group_rank,
-            group_world_size=place.group_world_size,
-            base_rank=place.base_rank,
-            world_size=place.world_size,
-            role_rank=place.role_rank,
-            role_world_size=place.role_world_size,
-        )
-        self._feed(messages.RoundFormed(self._round, restart_count=place.restart_count))
-
-
-def _describe_spare(nodes: int) -> str:
-    others = f"{nodes} node{' was' if nodes == 1 else 's were'}" if nodes else "others were"
-    return f"this node was a spare, the script never ran here: {others} enough"
+        ranks = (place.base_rank, place.world_size, place.role_rank, place.role_world_size)
+        assign_ranks(group, place.group_rank, place.group_world_size, ranks)
+        self._context.feed(messages.RoundFormed(self._round, restart_count=place.restart_count))
 
 
 def _describe_halt(halt: Halted) -> str:

@@ -1,8 +1,6 @@
 """One round on this node: its workers from their start to their end, their output, and how each of them ended.
 
-Rules
 - The workers of a round are launched, watched, stopped and read once; the next round is a new object.
-- Nothing is decided here. `on_exit` tells `round_driver`, which asks `core.agent.machine`.
 - A worker counts as stopped, not as failed, if it ended after it was told to stop, in a way that a stop explains. If an
   exception had ended its main thread before that, the worker has failed by this exception, at that moment.
 """
@@ -13,6 +11,8 @@ import os
 import sys
 import time
 
+from elastic_run import contract
+from elastic_run.core.agent.messages import WorkerExited
 from elastic_run.multiprocessing.output.logs import is_log
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
 from elastic_run.multiprocessing.process.workers import Workers
@@ -20,25 +20,26 @@ from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from elastic_run.agent.api import Worker
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.core.failure.hang import Uncaught
-    from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
     from elastic_run.core.failure.stacks import Dump
     from elastic_run.diagnosis.stack_requests import StackRequests
-    from elastic_run.loop import Loop
     from elastic_run.multiprocessing.errors import ErrorFile
-    from elastic_run.multiprocessing.output.console import Console
 
 #: The exit code of Python after an uncaught exception.
 _UNCAUGHT = 1
 #: Signals that are not sent to stop a process: a worker that they end has failed, also while it is being stopped.
 _CRASHES = frozenset((-4, -5, -6, -7, -8, -11, -31))  # ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS
 _ABORTED = -6
+_TRACEBACK = b"Traceback (most recent call last)"
+#: An exit code with which an exception counts only if nothing follows it.
+_OWN_CODE = 2
 _LOST_STATUS = (
     "its exit status is unknown: this program ignores SIGCHLD, or other code of it collects every child (waitpid(-1))"
 )
@@ -55,44 +56,40 @@ class _Exit:
 
 
 class Round:
-    """The workers of one round."""
+    """The workers of one round; each callback gets a local rank."""
 
-    def __init__(  # noqa: PLR0913 - what the round needs of the agent, and three callbacks
+    def __init__(
         self,
         context: AgentContext,
         launched: LaunchedWorkers,
         *,
-        loop: Loop,
-        console: Console,
         number: int,
-        restart_count: int,
-        on_exit: Callable[[Round, int, int], None],
+        on_exit: Callable[[int, int], None] = lambda *_: None,
         on_overdue: Callable[[], None] = lambda: None,
-        on_output: Callable[[Round, int, float | None], None] = lambda *_: None,
-        on_uncaught: Callable[[Round, int], None] = lambda *_: None,
+        on_output: Callable[[int, float | None], None] = lambda *_: None,
+        on_uncaught: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.number = number
-        self.restart_count = restart_count
+        self.restart_count = context.agent.restart_count
         self.started_at = launched.started_at
         self.started = launched.started
         self.fault_sockets = launched.fault_sockets
         self._context = context
         self._launched = launched
-        self._loop = loop
-        self._report_exit = on_exit
+        self._loop = context.loop
+        self._report_exit, self._report_uncaught = on_exit, on_uncaught
         self._exits: dict[int, _Exit] = {}
         self._failed_after: float | None = None
         self._stacks: StackRequests | None = None
-        self._report_uncaught = on_uncaught
         #: By local rank: the exception that has ended the main thread, what keeps the process alive since, and a clause
         #: about an exception that was the last output when a signal stopped the job.
         self.uncaught: dict[int, Uncaught] = {}
         self.survivals: dict[int, str] = {}
-        self.last_words: dict[int, str] = {}
+        self._last_words: dict[int, str] = {}
         self._failed_alive: set[int] = set()
-        self.output = WorkerOutput(loop, console, launched.wiring, on_output=lambda *rest: on_output(self, *rest))
+        self.output = WorkerOutput(self._loop, context.console, launched.wiring, on_output=on_output)
         self.workers = Workers(
-            loop,
+            self._loop,
             context.guardian,
             on_exit=self._on_exit,
             on_overdue=on_overdue,
@@ -130,21 +127,38 @@ class Round:
             restart_count=self.restart_count,
         )
 
+    # --- how workers end -------------------------------------------------------------------------------------------
     def _on_exit(self, local_rank: int, exitcode: int) -> None:
         if self._has_lost_status(local_rank) and self._has_returned(local_rank):
             exitcode = 0
         was_stopped = self.workers.was_stopped(local_rank) and exitcode not in _CRASHES
         uptime = self._loop.now() - self.started
         self._add_exit(local_rank, _Exit(time.time(), uptime, exitcode, was_stopped))
-        self._report_exit(self, local_rank, exitcode)
+        self._report_exit(local_rank, exitcode)
+        self._feed_exit(local_rank, exitcode)
+
+    def _feed_exit(self, local_rank: int, exitcode: int) -> None:
+        """Tell the machine that a worker has ended, and whether it seems to have lost a peer."""
+        agent = self._context.agent
+        # If other workers still run, or other nodes, one of them may have the root cause.
+        has_others = agent.follows_job or agent.running != {local_rank}
+        is_asked = exitcode != 0 and has_others and self._context.is_running(self.number)
+        is_secondary = is_asked and self.is_secondary(local_rank)
+        self._context.feed(
+            WorkerExited(self.number, local_rank=local_rank, exitcode=exitcode, is_secondary=is_secondary)
+        )
 
     def _add_exit(self, local_rank: int, ended: _Exit) -> None:
         self._exits.setdefault(local_rank, ended)
         if ended.exitcode != 0 and self._failed_after is None:
             self._failed_after = ended.uptime
 
-    def count_as_failed(self, local_rank: int) -> None:
-        """Take a worker whose main thread an exception has ended as failed, though its process lives."""
+    def fail_alive(self, local_rank: int) -> None:
+        """Let a worker count as failed whose main thread an exception has ended, and whose process lives."""
+        self._count_as_failed(local_rank)
+        self._feed_exit(local_rank, _UNCAUGHT)
+
+    def _count_as_failed(self, local_rank: int) -> None:
         at, now = self.uncaught[local_rank].at, self._loop.now()
         self._failed_alive.add(local_rank)
         self._exits.pop(local_rank, None)
@@ -156,7 +170,7 @@ class Round:
         told = read_uncaught(text)
         if told is not None and local_rank not in self.uncaught:
             self.uncaught[local_rank] = told
-            self._report_uncaught(self, local_rank)
+            self._report_uncaught(local_rank)
 
     def _has_lost_status(self, local_rank: int) -> bool:
         return self.workers.pids[local_rank] in self._loop.lost_exits
@@ -175,6 +189,7 @@ class Round:
         """Whether a worker that has ended did so since it was told to stop."""
         return self._exits[local_rank].was_stopped
 
+    # --- what the workers do ---------------------------------------------------------------------------------------
     def find_silences(self) -> dict[int, float]:
         """Return seconds since the last output of each worker that runs, by global rank."""
         now, activities, ranks = self._loop.now(), self.output.activities, self.global_ranks
@@ -210,6 +225,23 @@ class Round:
         # The siblings wait: a large log file is searched at the end of the round.
         return has_lost_rank(self._make_end(local_rank, is_thorough=False))
 
+    def find_last_words(self, local_rank: int) -> ExceptionText | None:
+        """Return the exception that is the last output of a worker on stderr, or None."""
+        from elastic_run.core.failure.traceback_text import parse_exception
+
+        said = self.output.tail(local_rank, is_thorough=False)
+        return parse_exception(said.decode(errors="replace"), exitcode=_OWN_CODE) if _TRACEBACK in said else None
+
+    def keep_last_words(self) -> None:
+        """Keep, before a stop, the exceptions that are the last output of workers which can't tell of them."""
+        from elastic_run.report import lines
+
+        for rank in self.workers.alive - self.uncaught.keys():
+            written, activity = self.find_last_words(rank), self.output.activities.get(rank)
+            if written and not self.listen_for_stacks().has_handler(rank, self.workers.pids[rank]):
+                seconds = None if activity is None else self._loop.now() - activity.last
+                self._last_words[rank] = lines.last_words(written, seconds)
+
     def listen_for_stacks(self) -> StackRequests:
         """Read the pipes for the workers' stacks from now on; no worker waits for the import then."""
         if self._stacks is None:
@@ -227,6 +259,17 @@ class Round:
             pids, wait_limit, lambda found: on_done({ranks[local]: dump for local, dump in found.items()})
         )
 
+    def write_stacks(self, dumps: Mapping[int, Dump]) -> str:
+        """Write all stacks into a file of the log directory; return its path, or "" where there is none."""
+        from elastic_run.diagnosis.stack_requests import write_stacks
+
+        directory = self._context.log_directory
+        try:
+            return write_stacks(directory, dumps) if directory else ""
+        except OSError as error:
+            self._context.say(f"{contract.STACKS_FILE} could not be written to {directory}: {error.strerror}")
+            return ""
+
     @property
     def global_ranks(self) -> dict[int, int]:
         """Global ranks by local rank."""
@@ -237,12 +280,9 @@ class Round:
         """Seconds from the round's start to its first failure, or to now."""
         return self._loop.now() - self.started if self._failed_after is None else self._failed_after
 
+    # --- the end ---------------------------------------------------------------------------------------------------
     def close(self) -> tuple[WorkerEnd, ...]:
-        """Read the rest of the workers' output.
-
-        Returns:
-            The end of each worker that has ended; empty if all of them ended with exit code 0.
-        """
+        """Read the rest of the output; return how each worker has ended, and nothing if all have exit code 0."""
         for rank in self.workers.pids:
             self.output.finish(rank)
         self.output.close()
@@ -256,7 +296,7 @@ class Round:
             self._launched.functions.close()
         for rank, told in self.uncaught.items():
             if self.workers.was_stopped(rank) and told.at < (self.workers.stopped_at or 0.0):
-                self.count_as_failed(rank)
+                self._count_as_failed(rank)
         if not any(ended.exitcode for ended in self._exits.values()):
             return ()
         return tuple(_with_timer(self._make_end(rank)) for rank in sorted(self._exits))
@@ -307,7 +347,7 @@ class Round:
             stderr_tail=tuple(text.splitlines()[-STDERR_TAIL_LINES:]),
             stderr_target=self.output.uncaptured_target(rank),
             log_file=log_file,
-            last_words=self.last_words.get(rank, "") if ended.was_stopped else "",
+            last_words=self._last_words.get(rank, "") if ended.was_stopped else "",
         )
 
     def _explain_failure(self, rank: int, found: ErrorFile) -> ErrorFile:
@@ -325,9 +365,12 @@ class Round:
 def _with_timer(end: WorkerEnd) -> WorkerEnd:
     """Add the timer that ended the worker, if one did; it can be asked for once."""
     if end.exitcode and "elastic_run.timer.countdowns" in sys.modules:
-        from elastic_run.agent.driver.timers import timer_exception
+        from elastic_run.core.failure.root_cause import ExceptionText
+        from elastic_run.timer.countdowns import pop_expiry
 
-        end.exception = timer_exception(end.pid, end.exception)
+        said = end.exception or ExceptionText("")
+        if text := pop_expiry(end.pid):
+            end.exception = ExceptionText(contract.TIMER_EXPIRED, text, said.lines, said.where)
     return end
 
 

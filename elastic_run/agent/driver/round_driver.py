@@ -1,6 +1,6 @@
-"""The workers of an agent's rounds: starts them, watches them, stops them, and tells the machine how they ended.
+"""An agent's rounds, one after another: joins them, starts and stops their workers, reports how they ended.
 
-It performs the machine's commands StartWorkers, StopWorkers and Hurry. Nothing is decided here.
+It performs the commands of the machine that concern a round. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -10,20 +10,25 @@ import gc
 import os
 
 from elastic_run.agent.driver.round import Round
-from elastic_run.agent.driver.stack_reports import StackReports
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.agent.driver.worker_launch import launch_workers
 from elastic_run.core.agent import machine, messages
-from elastic_run.signals import SIGINT
+from elastic_run.core.job.restart_policy import CAUSE_WAIT, FAILED, STOPPED
+from elastic_run.multiprocessing.process.fork_exec import can_ask_for_stacks
+from elastic_run.rendezvous.api import RendezvousGracefulExitError, is_kind
+from elastic_run.signals import SIGINT, restore_signals
+from elastic_run.store.worker_store import PortTakenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.agent.background import Background
+    from elastic_run.agent.driver import AgentParts
     from elastic_run.agent.driver.flight_recorder import RecorderQuestion
-    from elastic_run.agent.driver.parts import AgentParts
-    from elastic_run.agent.driver.worker_launch import LaunchedWorkers
+    from elastic_run.agent.driver.round_waits import CheckProcess
+    from elastic_run.agent.driver.worker_launch import LaunchedWorkers, RoundJoin
+    from elastic_run.core.failure.stacks import Dump
     from elastic_run.core.job.restart_policy import Failure
     from elastic_run.timer.timer_file import FileTimerRequest
 
@@ -31,76 +36,122 @@ if TYPE_CHECKING:
 _FIRST_LINES = 0.05
 #: Seconds after which workers are past their own start, or fail for a reason that needs no hurry.
 _SETTLED = 1.0
-#: Bytes of a script's first line: as much as the kernel looks at (BINPRM_BUF_SIZE).
-_FIRST_LINE = 256
+#: Seconds that workers get to write their stacks before SIGKILL, which must not come late, and before a stop.
+_WAIT_BEFORE_KILL = 0.4
+_WAIT_BEFORE_STOP = 0.4
+#: Seconds in which a second SIGQUIT stops the job, and that workers get to write their stacks for a user who waits.
+_TWICE = 2.0
+_STACKS_WAIT = 3.0
 
 
 class RoundDriver:
-    """Drives the rounds of one agent, one after another.
+    """Drives the rounds of one agent.
 
-    Args:
-        parts: The parts of the agent.
-        launched: The first round's workers, if they were started already.
-        background: Keeps processes that workers leave running.
-        on_step: Called with torch's name of each step of a round, and its duration in milliseconds.
-        on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
-
-    Attributes:
-        failure: The last round's failure for the restart policy, or None.
-        start_error: The error for which the program of this node's workers could not be started, or None.
-        stacks: Shows the workers' stacks.
-        watches: The watches over the current round.
+    `launched` are the first round's workers, if they were started already. `on_step` is called with each step of a
+    round, by torch's name, and its milliseconds, `on_timer` with the events of the workers' timers.
     """
 
     def __init__(
         self,
         parts: AgentParts,
+        round_join: RoundJoin,
         launched: LaunchedWorkers | None,
         *,
         background: Background,
         on_step: Callable[[str, float], None],
         on_timer: Callable[[str, FileTimerRequest | None], None],
     ) -> None:
-        self.failure: Failure | None = None
-        self.start_error: Exception | None = None
-        self.stacks = StackReports(parts)
-        self.watches = Watches(parts, self.stacks, on_timer)
+        self.start_error: Exception | None = None  # For which the program could not be started
+        self.handler_error: Exception | None = None  # Of a foreign rendezvous handler
+        self.check: CheckProcess | None = None  # The last health check
+        self.watches = Watches(parts, on_timer)
+        self._failure: Failure | None = None
         self._parts = parts
         self._context = parts.context
         self._options = parts.context.options
-        self._loop = parts.loop
+        self._loop = parts.context.loop
+        self._feed = parts.context.feed
+        self._round_join = round_join
         self._launched = launched
         self._background = background
         self._on_step = on_step
+        self._joined_at = 0.0
         self._stopped_at = 0.0
+        self._quit_at: float | None = None  # When SIGQUIT came last
         self._collection: RecorderQuestion | None = None
         self._is_observing = False
         self._is_reaping = False
         self._end_faults: Callable[[], None] = lambda: None
 
-    @property
-    def has_launched(self) -> bool:
-        """Whether the workers of the next round were started already."""
-        return self._launched is not None
+    # --- the way into a round --------------------------------------------------------------------------------------
+    def join(self, command: messages.Join) -> None:
+        """Join a round when the health check has passed; an event tells when it is formed, or that it can't be."""
+        is_joined = self._launched is not None  # by `worker_launch.start_early`
+        self._check_first(command.round, lambda: self._join(command.round, is_joined=is_joined))
 
-    def start(self, command: messages.StartWorkers, *, joined_at: float) -> None:
-        """Start the workers of a round that was asked for at `joined_at`, unless they were started, and watch them."""
-        self._record_step("RENDEZVOUS", joined_at)
+    def _check_first(self, number: int, go_on: Callable[[], None]) -> None:
+        if not self._options.node_config.health_check:
+            go_on()
+            return
+        from elastic_run.agent.driver.round_waits import check_health
+
+        def conclude(reason: str) -> None:
+            if reason:
+                self._feed(messages.RoundFailed(number, verdict="unhealthy", detail=reason))
+            else:
+                go_on()
+
+        self.check = check_health(self._context, conclude)
+
+    def _join(self, number: int, *, is_joined: bool) -> None:
+        self._joined_at = self._loop.now()
+        if is_joined:
+            self._feed(messages.RoundFormed(number))
+            return
+        try:
+            if self._parts.job is not None:
+                self._parts.job.join()
+                return
+            self._round_join.offer_store()
+        except (ValueError, OSError) as error:
+            is_usage = isinstance(error, (PortTakenError, ValueError))
+            detail = self._round_join.describe_taken_port(error) if isinstance(error, PortTakenError) else str(error)
+            self._feed(messages.RoundFailed(number, verdict="usage" if is_usage else "cannot_start", detail=detail))
+            return
+        if self._round_join.is_immediate:
+            self._ask_handler(number)
+        else:
+            import threading
+
+            # A handler that blocks waits in a thread of its own, so that the agent answers a signal at any moment.
+            threading.Thread(target=self._ask_handler, args=(number,), daemon=True).start()
+
+    def _ask_handler(self, number: int) -> None:
+        """Ask the handler for a place, in any thread, and bring the answer to the loop's thread."""
+        event: messages.Event
+        if not self._round_join.is_immediate and self._context.mask is not None:
+            # A process that a plug-in starts here must not begin with signals blocked.
+            restore_signals(self._context.mask)
+        try:
+            self._round_join.take_place()
+            event = messages.RoundFormed(number)
+        except Exception as error:  # noqa: BLE001 - a plug-in's error; torch's classes of errors are not ours
+            from elastic_run.utils import describe_exception
+
+            self.handler_error = error
+            is_exit = is_kind(error, RendezvousGracefulExitError)
+            detail = str(error) if is_exit else describe_exception(error)
+            event = messages.RoundFailed(number, verdict="success" if is_exit else "rendezvous", detail=detail)
+        self._loop.call_soon_threadsafe(lambda: self._feed(event))
+
+    # --- the start -------------------------------------------------------------------------------------------------
+    def start(self, command: messages.StartWorkers) -> None:
+        """Start the workers of a round that was formed, unless they were started, and watch them."""
+        self._record_step("RENDEZVOUS", self._joined_at)
         # The rendezvous has brought the ranks of all nodes with it.
         self._on_step("ASSIGN_WORKER_RANKS", 0.0)
         launched, self._launched = self._launched or self._launch(), None
-        current = self._parts.current = Round(
-            self._context,
-            launched,
-            loop=self._loop,
-            console=self._parts.console,
-            number=command.round,
-            restart_count=self._parts.agent.restart_count,
-            on_exit=self._on_exit,
-            on_output=self._on_output,
-            on_overdue=self.stacks.tell_before_kill,
-            on_uncaught=self._on_uncaught,
-        )
+        current = self._parts.current = self._make_round(command.round, launched)
         try:
             current.watch()
         except (OSError, ValueError) as error:
@@ -109,16 +160,14 @@ class RoundDriver:
             self.start_error = error
             spec = self._context.group.spec
             program = spec.entrypoint if isinstance(spec.entrypoint, str) else spec.get_entrypoint_name()
-            self._parts.feed(explain_failed_start(command.round, error, program))
+            self._feed(explain_failed_start(command.round, error, program))
         else:
             self._record_step("START", launched.started)
-            if faults := self._options.faults:
+            if self._options.faults:
                 from elastic_run.agent.driver.fault_injection import inject_faults
 
-                self._end_faults = inject_faults(
-                    faults, self._context.group.workers, current, loop=self._loop, say=self._parts.say
-                )
-            self._parts.observation.record(lambda recorder, moment: recorder.workers_started(moment, current))
+                self._end_faults = inject_faults(self._context, current)
+            self._parts.events.workers_started(current)
         if self._is_observing or self._parts.job is not None:
             self._begin_to_observe()
         else:
@@ -131,26 +180,46 @@ class RoundDriver:
         self._loop.call_later(_SETTLED, self._prepare_for_failure)
         self.watches.begin(current)
 
-    def _launch(self) -> LaunchedWorkers:
-        source = self._parts.job or self._parts.round_join
+    def _make_round(self, number: int, launched: LaunchedWorkers) -> Round:
+        events, watches = self._parts.events, self.watches
 
+        def on_output(local_rank: int, silence: float | None) -> None:
+            watches.add_output(local_rank)
+            events.output_came(current, local_rank, silence)
+
+        def on_uncaught(local_rank: int) -> None:
+            # After the round is stopped, the worker's end tells all.
+            if self._context.is_running(current.number):
+                watches.add_failed(current, local_rank)
+
+        current = Round(
+            self._context,
+            launched,
+            number=number,
+            on_exit=lambda local_rank, exitcode: events.worker_exited(current, local_rank, exitcode),
+            on_output=on_output,
+            on_overdue=lambda: self._ask_overdue(current),
+            on_uncaught=on_uncaught,
+        )
+        return current
+
+    def _launch(self) -> LaunchedWorkers:
         def give_up() -> None:
             """In a forked worker: close the launcher's descriptors."""
             self._loop.abandon()
             self._context.guardian.abandon()
 
+        source = self._parts.job or self._round_join
+        count = self._context.agent.restart_count
         return launch_workers(
-            self._context,
-            restart_count=self._parts.agent.restart_count,
-            use_agent_store=source.use_agent_store,
-            on_fork=give_up,
+            self._context, restart_count=count, use_agent_store=source.use_agent_store, on_fork=give_up
         )
 
     def _begin_to_observe(self) -> None:
         """Begin with what takes milliseconds: the first lines of the first workers would have to wait for it."""
         self._is_observing = True
         self._parts.history.begin()
-        self._parts.observation.begin()
+        self._parts.events.begin()
         if self._options.is_whole_process:
             gc.enable()
 
@@ -169,36 +238,58 @@ class RoundDriver:
 
     def _prepare_for_failure(self) -> None:
         """Import what the end or a restart of the job needs; see `History.prepare`."""
-        import elastic_run.agent.driver.failed_ranks
-        import elastic_run.agent.driver.round_checks  # noqa: F401
-
-        if self._parts.agent.state != machine.ENDED:
+        if self._context.agent.state != machine.ENDED:
             self._parts.history.prepare()
             if self._parts.current is not None:
                 self._parts.current.listen_for_stacks()
 
-    # --- while it runs ---------------------------------------------------------------------------------------------
-    def _on_output(self, current: Round, local_rank: int, silence: float | None) -> None:
-        self.watches.add_output(local_rank)
-        self._parts.observation.record(
-            lambda recorder, moment: recorder.output_came(moment, current, local_rank, silence)
-        )
+    # --- the workers' stacks on SIGQUIT (Ctrl-\\) -------------------------------------------------------------------
+    def show_stacks(self) -> bool:
+        """Show the stacks; return False if the signal has to stop the job: at a second SIGQUIT soon after the first."""
+        now, before = self._loop.now(), self._quit_at
+        self._quit_at = now
+        if not can_ask_for_stacks() or (before is not None and now - before < _TWICE):
+            return False
+        current, state = self._parts.current, self._context.agent.state
+        if current is not None and current.workers.alive:
+            current.ask_stacks(_STACKS_WAIT, lambda dumps: self._tell_stacks(current, dumps))
+            return True
+        if state not in (machine.JOINING, machine.PAUSING):
+            return False
+        from elastic_run.report.stack_lines import no_workers
 
-    def _on_exit(self, current: Round, local_rank: int, exitcode: int) -> None:
-        self._parts.observation.record(
-            lambda recorder, moment: recorder.worker_exited(moment, current, local_rank, exitcode)
-        )
-        self._parts.feed_exit(current, local_rank, exitcode)
+        self._context.say(no_workers(state, _TWICE))
+        return True
 
-    def _on_uncaught(self, current: Round, local_rank: int) -> None:
-        """Watch a worker whose main thread an exception has ended; after its round is stopped, its end tells all."""
-        if self._parts.is_running(current.number):
-            self.watches.add_failed(current, local_rank)
+    def _tell_stacks(self, current: Round, dumps: dict[int, Dump]) -> None:
+        from elastic_run.agent.driver.worker_readings import add_silences
+        from elastic_run.report.stack_lines import closing, details, summary
+
+        dumps = add_silences(dumps, current, self._loop.now())
+        path = current.write_stacks(dumps)
+        goes_on = self._context.agent.state != machine.STOPPING
+        shown = () if path else details(dumps)
+        for line in (summary(dumps), *shown, closing(path, _TWICE if goes_on else None)):
+            self._context.say(line)
 
     # --- the stop --------------------------------------------------------------------------------------------------
+    def await_cause(self, command: messages.AwaitCause) -> None:
+        """Wait for the cause of a lost peer; ask the workers that run on for their stacks: one of them may be stuck."""
+        history = self._parts.history
+        history.tell_awaiting_cause(command.delay)
+
+        def ask_before_stop() -> None:
+            current = self._parts.current
+            if current is not None and self._context.is_running(command.round) and can_ask_for_stacks():
+                current.ask_stacks(_WAIT_BEFORE_STOP, history.keep_before_stop)
+
+        # Not before: the signal lets `signal.pause` return, and a worker that tells the cause needs no question.
+        self._loop.call_later(max(0.0, command.delay - _WAIT_BEFORE_STOP), ask_before_stop)
+        self._loop.call_later(command.delay, lambda: self._feed(messages.WaitOver(command.round)))
+
     def stop(self, command: messages.StopWorkers) -> None:
         """Stop the workers, or leave their background processes alone after a success."""
-        agent, current = self._parts.agent, self._parts.current
+        agent, current = self._context.agent, self._parts.current
         self.watches.end_round()
         self._end_faults()
         self._stopped_at = self._loop.now()
@@ -214,10 +305,8 @@ class RoundDriver:
     def _stop_workers(self, current: Round, number: int, *, has_dumps: bool) -> None:
         """Stop the workers, after the living ones have written the dumps of their flight recorders."""
         recorder = self._context.flight_recorder
-        if self._parts.agent.stop_reason == machine.AFTER_SIGNAL:
-            from elastic_run.agent.driver.failed_ranks import keep_last_words
-
-            keep_last_words(current, self._loop.now())
+        if self._context.agent.stop_reason == machine.AFTER_SIGNAL:
+            current.keep_last_words()
 
         def stop() -> None:
             self._collection = None
@@ -229,6 +318,19 @@ class RoundDriver:
             stop()
         else:
             self._collection = recorder.collect(self._loop, stop)
+
+    def _ask_overdue(self, current: Round) -> None:
+        """Show the stacks of workers that did not stop, before the end of their grace period."""
+
+        def show(dumps: dict[int, Dump]) -> None:
+            from elastic_run.report.stack_lines import overdue
+
+            if dumps:
+                self._parts.history.keep_overdue(dumps)
+                self._context.say(overdue(dumps, current.write_stacks(dumps)))
+
+        if can_ask_for_stacks():
+            current.ask_stacks(_WAIT_BEFORE_KILL, show)
 
     def hurry(self) -> None:
         """Wait for nothing more: kill the workers that are being stopped."""
@@ -243,22 +345,47 @@ class RoundDriver:
         self._on_gone([])
 
     def _on_gone(self, survivors: list[int]) -> None:
-        current = self._parts.current
+        current, history = self._parts.current, self._parts.history
         if current is None:
             return
-        history = self._parts.history
-        failure = self.failure = history.add_round(current, survivors)
+        failure = self._failure = history.add_round(current, survivors)
         history.tell_folded(current)
-        ends, root = history.ends, history.root
-        self._parts.observation.record(lambda recorder, moment: recorder.round_gone(moment, ends, root, len(survivors)))
+        self._parts.events.round_gone(history.ends, history.root, len(survivors))
         if failure is not None:
             self._on_step("FAILED", 0.0)
-        if self._parts.agent.stop_reason != machine.AFTER_SUCCESS:
+        if self._context.agent.stop_reason != machine.AFTER_SUCCESS:
             self._record_step("STOP", self._stopped_at)
-        self._parts.feed(messages.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
+        self._feed(messages.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
 
     def _record_step(self, step: str, began_at: float) -> None:
         self._on_step(step, (self._loop.now() - began_at) * 1000)
+
+    # --- reports to a job of several nodes -------------------------------------------------------------------------
+    def report_failing(self, command: messages.ReportFailing) -> None:
+        """Say that a worker of the round has failed."""
+        agent, job = self._context.agent, self._parts.job
+        if job is not None:
+            job.report_failing(is_secondary=command.is_secondary)
+            if command.is_secondary and not agent.running and job.has_others:
+                # All of this node have failed: the worker that has the cause is on another, which isn't stopped yet.
+                self._parts.history.tell_awaiting_cause(CAUSE_WAIT)
+
+    def report_ready(self, command: messages.ReportReady) -> None:
+        """Report how the round ended on this node, which is then ready for the next round."""
+
+        def report() -> None:
+            history, job = self._parts.history, self._parts.job
+            document, ends = history.root_cause_document(self._failure), history.describe_ends()
+            try:
+                if job is not None:
+                    job.report_ready(command, document, ends)
+            except OSError as error:
+                self._feed(messages.JobOver(messages.Finish("cannot_start", detail=str(error))))
+
+        if command.outcome in (FAILED, STOPPED):
+            self._check_first(self._context.agent.round, report)
+        else:
+            report()
 
 
 def explain_failed_start(number: int, error: Exception, program: str) -> messages.RoundFailed:
@@ -267,43 +394,32 @@ def explain_failed_start(number: int, error: Exception, program: str) -> message
         detail = f"{program} is not in a format that can be executed: a script needs a first line such as #!/bin/bash"
         return messages.RoundFailed(number, verdict="not_executable", detail=detail)
     is_program = getattr(error, "filename", None) in (None, program)
-    if isinstance(error, FileNotFoundError) and is_program:
-        return messages.RoundFailed(number, verdict="not_found", detail=f"{program}: {_name_missing(program)}")
-    if isinstance(error, PermissionError) and is_program:
-        return messages.RoundFailed(number, verdict="not_executable", detail=_name_denied(program, error.filename))
+    if isinstance(error, (FileNotFoundError, PermissionError)) and is_program:
+        from elastic_run.files import find_program, name_denier
+
+        path = find_program(program, os.environ)
+        interpreter = _read_interpreter(path or program)
+        if isinstance(error, PermissionError):
+            denier = name_denier(path or program) if os.path.dirname(path or program) else ""
+            detail = f"{program} may not be executed{denier}"
+            if not denier and interpreter and not os.access(interpreter, os.X_OK):
+                detail = f"{program}: its interpreter {interpreter!r} may not be executed{name_denier(interpreter)}"
+            return messages.RoundFailed(number, verdict="not_executable", detail=detail)
+        # The system gives the same error for a missing script and for a missing interpreter.
+        missing = "its interpreter or loader does not exist here"
+        if path is None:
+            missing = "no such program"
+        elif interpreter and not os.path.exists(interpreter):
+            missing = f"its first line names the interpreter {interpreter!r}, which does not exist"
+        return messages.RoundFailed(number, verdict="not_found", detail=f"{program}: {missing}")
     return messages.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
-
-
-def _name_denied(program: str, path: object) -> str:
-    """Name the file or directory that denies the execution, of the program or of its interpreter."""
-    from elastic_run.files import find_program, name_denier
-
-    found = path if isinstance(path, str) and os.path.dirname(path) else find_program(program, os.environ) or program
-    denier = name_denier(found) if os.path.dirname(found) else ""
-    interpreter = _read_interpreter(found)
-    if not denier and interpreter and not os.access(interpreter, os.X_OK):
-        return f"{program}: its interpreter {interpreter!r} may not be executed{name_denier(interpreter)}"
-    return f"{program} may not be executed{denier}"
-
-
-def _name_missing(program: str) -> str:
-    """Name the missing file. The system gives the same error for a missing script and for a missing interpreter."""
-    from elastic_run.files import find_program
-
-    path = find_program(program, os.environ)
-    if path is None:
-        return "no such program"
-    interpreter = _read_interpreter(path)
-    if interpreter and not os.path.exists(interpreter):
-        return f"its first line names the interpreter {interpreter!r}, which does not exist"
-    return "its interpreter or loader does not exist here"
 
 
 def _read_interpreter(path: str) -> str:
     """Return the interpreter in the first line of a script, as the kernel reads it; empty for other programs."""
     try:
         with open(path, "rb") as file:
-            start = file.read(_FIRST_LINE)
+            start = file.read(256)  # as much as the kernel looks at (BINPRM_BUF_SIZE)
     except OSError:
         return ""
     line = start.partition(b"\n")[0].replace(b"\t", b" ")

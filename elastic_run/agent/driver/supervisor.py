@@ -1,9 +1,9 @@
-"""The driver of one agent: makes its parts, brings their events to its state machine, and performs the commands.
+"""The driver of one agent: makes its parts, brings their events to its state machine, and has the commands performed.
 
 - Nothing is decided here: `core.agent.machine` decides. One event at a time, in order: an event that arises while
   commands are performed waits until they are done.
 - All work happens in the loop's thread, except a rendezvous that blocks.
-- `round_driver` performs the commands that start and stop workers.
+- `round_driver` performs the commands that concern a round.
 - Signals need the main thread. In another thread, the program around us stops the agent through
   `SimpleElasticAgent._shutdown`.
 """
@@ -11,28 +11,26 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 
 from elastic_run.agent.background import Background
 from elastic_run.agent.control_server import ControlServer
-from elastic_run.agent.driver.parts import AgentParts, Observation
+from elastic_run.agent.driver import AgentParts
+from elastic_run.agent.driver.event_recorder import EventRecorder
 from elastic_run.agent.driver.round_driver import RoundDriver
-from elastic_run.agent.driver.round_join import RoundJoin
-from elastic_run.agent.driver.signal_watch import SignalWatch
-from elastic_run.agent.driver.stack_reports import WAIT_BEFORE_STOP
-from elastic_run.agent.driver.watches import watch_time_limit
+from elastic_run.agent.driver.worker_launch import RoundJoin
 from elastic_run.agent.plugin_calls import PluginCalls, close_part
 from elastic_run.agent.senders import Senders
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.shutdown import KILL_LIMIT
-from elastic_run.core.job.restart_policy import CAUSE_WAIT, FAILED, STOPPED
+from elastic_run.core.job.restart_policy import CAUSE_WAIT
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
 from elastic_run.multiprocessing.process.guardian import GuardianKeeper
-from elastic_run.rendezvous.api import RendezvousGracefulExitError, is_kind
-from elastic_run.signals import SIGINT, SIGTERM, restore_signals
-from elastic_run.store.worker_store import PortTakenError
+from elastic_run.multiprocessing.process.process_table import list_handled
+from elastic_run.signals import SIGINT, SIGQUIT, SIGTERM, SIGWINCH, restore_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,8 +39,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.job import MultiNodeJob
-    from elastic_run.agent.driver.round_checks import CheckProcess, RoundChecks
-    from elastic_run.agent.driver.warm_start import HeldRound
+    from elastic_run.agent.driver.round_waits import CheckEnd, CheckProcess, HeldRound
     from elastic_run.agent.driver.worker_launch import EarlyStart
     from elastic_run.core.agent.messages import Command, Event
     from elastic_run.report import JobResult
@@ -55,17 +52,10 @@ _SETTLED = 1.0
 
 
 class Supervisor:
-    """Runs the rounds of one agent to their end.
+    """Runs the rounds of one agent to their end; the ranks and states of the context's group are kept up to date.
 
-    Args:
-        context: The workers and the user's settings; the group's ranks and states are kept up to date.
-        early_start: The first round, if its workers were started already.
-        on_step: Called with torch's name of each step of a round, and its duration in milliseconds.
-        on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
-
-    Attributes:
-        parts: The parts of the agent, with the state of its machine and its rounds.
-        rounds: The driver of the rounds.
+    `early_start` is the first round, if its workers were started already. `on_step` gets each step of a round
+    by torch's name, and its milliseconds, `on_timer` the events of the workers' timers.
     """
 
     def __init__(
@@ -79,97 +69,80 @@ class Supervisor:
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         self._context, self._options = context, context.options
-        self._loop = Loop()
+        self._loop = context.loop = Loop()
         try:
-            self.console = Console(self._loop)
+            self.console = context.console = Console(self._loop)
         except OSError:
             self._loop.close()
             raise
-        say = self.console.say
-        if early_start is None:
-            self._round_join = RoundJoin(context.group, self._options.agent_config.worker_store)
-        else:
-            self._round_join = early_start.round_join
-        self._round_join.serve(self._loop, say)
-        self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=say)
-        self._senders = Senders()
-        self._observation = Observation(context, self._loop, say)
-        self._job = self._make_job()
-        self.parts = AgentParts(
-            context=context,
-            loop=self._loop,
-            console=self.console,
-            senders=self._senders,
-            observation=self._observation,
-            round_join=self._round_join,
-            job=self._job,
-            feed=self._feed,
-            agent=machine.Agent(
-                config=self._options.job_config,
-                local_world_size=context.group.spec.local_world_size,
-                forwarded=frozenset(self._options.forwarded),
-                follows_job=self._job is not None,
-                wait_limit=min(CAUSE_WAIT, self._options.shutdown_timeout),
-            ),
-            started=self._loop.now(),
-        )
         self._events: deque[Event] = deque()
         self._is_feeding = False
         self._is_closed = False
-        self._joined_at = 0.0
-        self._handler_error: Exception | None = None
-        self._result: JobResult | None = None
         self._is_quiet = False
         self._finish: messages.Finish | None = None
-        self._checks: RoundChecks | None = None
+        self._result: JobResult | None = None
+        self._signals_seen = 0
+        context.started = self._loop.now()
+        context.feed = self._feed
+        context.senders = Senders()
+        self._round_join = RoundJoin(context) if early_start is None else early_start.round_join
+        self._round_join.serve()
+        self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=context.say)
+        self._job = self._make_job()
+        context.agent = machine.Agent(
+            config=self._options.job_config,
+            local_world_size=context.group.spec.local_world_size,
+            forwarded=frozenset(self._options.forwarded),
+            follows_job=self._job is not None,
+            wait_limit=min(CAUSE_WAIT, self._options.shutdown_timeout),
+        )
+        self._recorder = EventRecorder(context)
+        self.parts = AgentParts(context, self._recorder, self._job)
         self.plugin_calls = context.plugin_calls = PluginCalls(
-            self._loop, say, grace=self._options.shutdown_timeout, count_signals=lambda: self._signals.seen
+            self._loop, context.say, grace=self._options.shutdown_timeout, count_signals=lambda: self._signals_seen
         )
         self._held_round: HeldRound | None = None
         self._kept_server: CheckProcess | None = None
         if context.worker_pool is not None:
-            from elastic_run.agent.driver.warm_start import HeldRound
+            from elastic_run.agent.driver.round_waits import HeldRound
 
-            context.worker_pool.attach(self._loop, say)
+            context.worker_pool.attach(self._loop, context.say)
             self._held_round = HeldRound(context.worker_pool, self._feed_machine)
-        self._background = Background(context, say=say, feed=self._feed)
+        self._background = Background(context)
         launched = None if early_start is None else early_start.launched
-        self.rounds = RoundDriver(self.parts, launched, background=self._background, on_step=on_step, on_timer=on_timer)
-        self._signals = SignalWatch(
-            self.parts, hurry=self._background.hurry, show_stacks=self.rounds.stacks.show_on_quit
+        self.rounds = RoundDriver(
+            self.parts, self._round_join, launched, background=self._background, on_step=on_step, on_timer=on_timer
         )
         self._control = ControlServer(self.parts, self.rounds.watches.describe_hang)
         if context.health_port is not None:
-            context.health_port.serve_health(self._loop, lambda: self.parts.agent.state)
+            context.health_port.serve_health(self._loop, lambda: context.agent.state)
         if context.metrics_port is not None:
-            context.metrics_port.serve_metrics(self._loop, lambda: self.parts.agent.state, self.parts.find_silences)
+            context.metrics_port.serve_metrics(self._loop, lambda: context.agent.state, self.parts.find_silences)
         if self._options.stop_time:
-            watch_time_limit(self._loop, self._options, say=say, stop=self.request_stop)
-        self._performers: dict[type[Command], Callable[[Any], None]] = {
-            messages.Join: self._perform_join,
-            messages.StartWorkers: lambda command: self.rounds.start(command, joined_at=self._joined_at),
+            # The wall clock is read once: a clock that is set later moves nothing.
+            self._loop.call_later(max(0.0, self._options.stop_time - time.time()), self._tell_time_limit)
+        self._performers: dict[type[Command], Callable[[Any], object]] = {
+            messages.Join: self.rounds.join,
+            messages.StartWorkers: self.rounds.start,
             messages.StopWorkers: self.rounds.stop,
             messages.Hurry: lambda _: self.rounds.hurry(),
-            messages.Forward: self._perform_forward,
-            messages.Pause: lambda command: self._feed_later(command.delay, messages.PauseOver(command.round)),
-            messages.AwaitCause: self._perform_await_cause,
-            messages.Warn: self._perform_warn,
-            messages.ReportFailing: self._perform_report_failing,
-            messages.ReportReady: self._perform_report_ready,
-            messages.Leave: self._perform_leave,
-            messages.Finish: self._perform_finish,
+            messages.Forward: self._pass_on,
+            messages.Pause: self._pause,
+            messages.AwaitCause: self.rounds.await_cause,
+            messages.Warn: self._warn,
+            messages.ReportFailing: self.rounds.report_failing,
+            messages.ReportReady: self.rounds.report_ready,
+            messages.Leave: self._leave,
+            messages.Finish: self._end,
         }
 
     def _make_job(self) -> MultiNodeJob | None:
         """Return the job of several nodes, where the rendezvous knows one; a foreign handler has rounds only."""
-        group = self._context.group
-        if not hasattr(group.spec.rdzv_handler, "open_session"):
+        if not hasattr(self._context.group.spec.rdzv_handler, "open_session"):
             return None
         from elastic_run.agent.driver.job import MultiNodeJob
 
-        return MultiNodeJob(
-            group, self._options, self._round_join, loop=self._loop, feed=self._feed, console=self.console
-        )
+        return MultiNodeJob(self._context, self._round_join)
 
     # --- the run ---------------------------------------------------------------------------------------------------
     def __enter__(self) -> Supervisor:
@@ -178,14 +151,10 @@ class Supervisor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def request_stop(self, number: int, reason: str = "the program that launches the job stops it") -> None:
-        """Stop as if this signal had come; may be called from any thread."""
-        self._loop.call_soon_threadsafe(lambda: self._signals.stop_without(number, reason))
-
     def run(self) -> JobResult:
         """Run to the end."""
-        self._signals.begin()
-        self._observation.record(lambda recorder, moment: recorder.agent_started(moment))
+        self._watch_signals()
+        self._recorder.agent_started()
         try:
             self._guardian_keeper.start()
         except OSError as error:
@@ -193,7 +162,7 @@ class Supervisor:
             self._finish = messages.Finish("cannot_start", detail=detail)
             return self._conclude()
         try:
-            self.parts.agent, commands = machine.begin(self.parts.agent)
+            self._context.agent, commands = machine.begin(self._context.agent)
             self._perform(commands)
             self._control.open(os.environ)
             self._loop.call_later(_SETTLED, self._control.settle)
@@ -206,7 +175,7 @@ class Supervisor:
         return self._conclude()
 
     def _is_finished(self) -> bool:
-        is_checking = self._checks is not None and self._checks.is_running
+        is_checking = self.rounds.check is not None and self.rounds.check.is_running
         return self._finish is not None and not self._background.is_ending and not is_checking
 
     def _stop_after(self, error: BaseException) -> None:
@@ -220,7 +189,7 @@ class Supervisor:
 
             # The caller tells the exception; a line says before why workers that run are stopped.
             self._is_quiet = current is None or not current.workers.alive
-            self._signals.stop_without(SIGTERM, describe_exception(error))
+            self._stop_without_signal(SIGTERM, describe_exception(error))
         wait_limit = self._options.shutdown_timeout + KILL_LIMIT + _MOMENT
         self._loop.run_until(self._is_finished, self._loop.now() + wait_limit)
 
@@ -231,48 +200,49 @@ class Supervisor:
             history.add_versions(self._job.place.versions)
         if self._job is not None and self._job.ended is not None:
             history.add_verdict(self._job.ended)
-        result = history.conclude(self._finish or messages.Finish("internal_error"), self.parts.agent)
-        self._observation.record(lambda recorder, moment: recorder.agent_ended(moment, result))
-        self._observation.begin()
-        self._result = result
-        return result
+        finish = self._finish or messages.Finish("internal_error")
+        self._result = history.conclude(finish, self._context.agent)
+        self._recorder.agent_ended(self._result)
+        self._recorder.begin()
+        return self._result
 
     def _serve_kept_state(self) -> None:
         """Start the process that gives this node's kept state to other nodes, if there may be others."""
         kept = self._context.kept
         if kept is None or (command := kept.serve_command()) is None:
             return
-        from elastic_run.agent.driver.round_checks import CheckEnd, CheckProcess
+        from elastic_run.agent.driver.round_waits import CheckProcess
 
         def tell(end: CheckEnd) -> None:
-            self.console.say(f"the process that serves the kept state has ended: {end.output.strip()[-500:]}")
+            self._context.say(f"the process that serves the kept state has ended: {end.output.strip()[-500:]}")
 
-        self._kept_server = CheckProcess(self._loop, self._context, tell)
+        self._kept_server = CheckProcess(self._context, tell)
         argv, variables, listening = command
         try:
             self._kept_server.start(argv, variables, timeout=None, kept=(listening,))
         except OSError as error:
-            self.console.say(f"the kept state can't be served to other nodes: {error.strerror}")
+            self._context.say(f"the kept state can't be served to other nodes: {error.strerror}")
 
     def _write_kept_state(self) -> None:
         """Write the state that the workers have kept to a disk, if the job has not succeeded; a signal ends it."""
         directory, kept = self._options.agent_config.keep_state_dir, self._context.kept
+        timeout = self._options.shutdown_timeout
         if not directory or kept is None or self._finish is None or self._finish.verdict == "success":
             return
-        from elastic_run.agent.driver.round_checks import CheckEnd, CheckProcess
+        from elastic_run.agent.driver.round_waits import CheckProcess
 
         def tell(end: CheckEnd) -> None:
-            late = f"the kept state was not written to {directory} within {self._options.shutdown_timeout:g} s"
+            late = f"the kept state was not written to {directory} within {timeout:g} s"
             lines = end.output.strip().splitlines()
-            self.console.say(late if end.is_late else lines[-1] if lines else "there is no kept state to write")
+            self._context.say(late if end.is_late else lines[-1] if lines else "there is no kept state to write")
 
-        process, before = CheckProcess(self._loop, self._context, tell), self._signals.seen
+        process, before = CheckProcess(self._context, tell), self._signals_seen
         try:
-            process.start(*kept.write_command(directory), timeout=self._options.shutdown_timeout)
+            process.start(*kept.write_command(directory), timeout=timeout)
         except OSError as error:
-            self.console.say(f"the kept state was not written to {directory}: {error}")
+            self._context.say(f"the kept state was not written to {directory}: {error}")
             return
-        self._loop.run_until(lambda: not process.is_running or self._signals.seen > before)
+        self._loop.run_until(lambda: not process.is_running or self._signals_seen > before)
         if process.is_running:
             process.cancel()
             self._loop.run_until(lambda: not process.is_running)
@@ -280,29 +250,28 @@ class Supervisor:
     @property
     def rendezvous_error(self) -> Exception | None:
         """The error that prevented a round: the job's, or the exception of a foreign handler."""
-        return self._handler_error if self._job is None else self._job.error
+        return self.rounds.handler_error if self._job is None else self._job.error
 
     def close(self) -> None:
         """Give back everything: store, temporary files, guardian, console, signal handlers."""
         self._is_closed = True
-        context, before = self._context, self._signals.seen
+        context, before = self._context, self._signals_seen
         try:
             if self._job is not None:
                 barrier = self._options.node_config.exit_barrier_timeout or 0.0
-                self._job.close(barrier, is_hurried=lambda: self._signals.seen > before)
+                self._job.close(barrier, is_hurried=lambda: self._signals_seen > before)
             if self._kept_server is not None:
                 self._kept_server.cancel()
             self._round_join.close()
             self.rounds.watches.close()
-            is_failure = self._finish is not None and self._finish.verdict == "worker_failed"
-            if call := context.find_clean_up(is_failure=is_failure):
-                close_part(context.logs_specs, call, self.plugin_calls.post)
+            context.close_timers()
+            self._clean_up()
         finally:
             try:
                 if context.worker_pool is not None:
                     context.worker_pool.close()
                 self._guardian_keeper.close(is_clean=self._is_finished())
-                self._observation.close()
+                self._recorder.close()
                 self.plugin_calls.close()
                 self._flush(before)
                 if self._options.is_whole_process:
@@ -316,11 +285,20 @@ class Supervisor:
                 self.console.close()
                 self._loop.close()
 
+    def _clean_up(self) -> None:
+        """Remove the temporary files; after a failure a program may yet look for those that its exception names."""
+        specs = self._context.logs_specs
+        is_failure = self._finish is not None and self._finish.verdict == "worker_failed"
+        keeps_files = is_failure and not self._options.is_whole_process
+        method = "remove_empty_directories" if keeps_files else "cleanup"
+        if hasattr(specs, method):
+            close_part(specs, method, self.plugin_calls.post)
+
     def _flush(self, signals_before: int) -> None:
         """Wait for a slow reader of the output, but not after a stop signal, nor when one comes while closing."""
         is_stopped = self._finish is not None and self._finish.signal is not None
         self._loop.run_until(
-            lambda: self.console.is_idle or self._signals.seen > signals_before,
+            lambda: self.console.is_idle or self._signals_seen > signals_before,
             self._loop.now() + _MOMENT if is_stopped else None,
         )
 
@@ -336,15 +314,12 @@ class Supervisor:
         if self._context.mask is not None:
             restore_signals(self._context.mask)
 
-    # --- events ----------------------------------------------------------------------------------------------------
+    # --- events and commands ---------------------------------------------------------------------------------------
     def _feed(self, event: Event) -> None:
         if self._background.takes(event):
             return
         if self._held_round is None or not self._held_round.takes(event):
             self._feed_machine(event)
-
-    def _feed_later(self, delay: float, event: Event) -> None:
-        self._loop.call_later(delay, lambda: self._feed(event))
 
     def _feed_machine(self, event: Event) -> None:
         self._events.append(event)
@@ -354,9 +329,9 @@ class Supervisor:
         try:
             while self._events:
                 jitter = int.from_bytes(os.urandom(2), "big") / 65536
-                before, event = self.parts.agent, self._events.popleft()
+                before, event = self._context.agent, self._events.popleft()
                 after, commands = machine.decide(before, event, self._loop.now(), jitter)
-                self.parts.agent = after
+                self._context.agent = after
                 self._tell_step(before, event, after, commands)
                 self._perform(commands)
         finally:
@@ -366,132 +341,114 @@ class Supervisor:
         self, before: machine.Agent, event: Event, after: machine.Agent, commands: tuple[Command, ...]
     ) -> None:
         """Tell the event log and the user of a step, before its commands are performed."""
-        record = self._observation.record
         if isinstance(event, messages.Signalled):
-            number, sender = event.number, self._senders.find(event.number)
-            record(lambda recorder, moment: recorder.signal_received(moment, number, sender))
+            self._recorder.signal_received(event.number, self._context.senders.find(event.number))
         if isinstance(event, messages.RoundWarned) and after.state == machine.RUNNING:
-            record(lambda recorder, moment: recorder.round_warned(moment))
+            self._recorder.round_warned()
         place, halt = (None, "") if self._job is None else (self._job.place, self._job.halt)
-        record(lambda recorder, moment: recorder.stepped(moment, before, after, commands, place, halt))
+        self._recorder.stepped(before, after, commands, place, halt)
         if machine.has_news(before, after) and not self._is_quiet:
             self.parts.history.tell(before, after, commands)
 
-    # --- commands --------------------------------------------------------------------------------------------------
     def _perform(self, commands: tuple[Command, ...]) -> None:
         for command in commands:
             self._performers[type(command)](command)
 
-    def _perform_join(self, command: messages.Join) -> None:
-        is_joined = self.rounds.has_launched  # by `worker_launch.start_early`
-        self._check_first(command.round, lambda: self._join(command.round, is_joined=is_joined))
+    def _pause(self, command: messages.Pause) -> None:
+        self._loop.call_later(command.delay, lambda: self._feed(messages.PauseOver(command.round)))
 
-    def _check_first(self, number: int, go_on: Callable[[], None]) -> None:
-        """Go on towards the next round when its checks hold; see `round_checks`."""
-        current = self.parts.current
-        old_pids = () if current is None else tuple(current.workers.pids.values())
-        if not (self._options.node_config.health_check or old_pids):
-            go_on()
-            return
-        from elastic_run.agent.driver.round_checks import RoundChecks
+    def _pass_on(self, command: messages.Forward) -> None:
+        self._context.senders.passed_on.add(command.signal)
+        self._forward(command.signal)
 
-        self._checks = RoundChecks(
-            self._loop,
-            self._context,
-            say=self.console.say,
-            on_ready=go_on,
-            on_unhealthy=lambda reason: self._feed(messages.RoundFailed(number, verdict="unhealthy", detail=reason)),
-        )
-        self._checks.begin(old_pids)
+    def _warn(self, _: messages.Warn) -> None:
+        if number := self._options.scale_up_signal:
+            self._context.senders.warned_with.add(number)
+            self._forward(number)
 
-    def _join(self, number: int, *, is_joined: bool) -> None:
-        """Join a round; an event tells when it is formed, or that it can't be."""
-        self._joined_at = self._loop.now()
-        if is_joined:
-            self._feed(messages.RoundFormed(number))
-            return
-        try:
-            if self._job is not None:
-                self._job.join()
-                self._job.entrust_connections(self._context.guardian)
-                return
-            self._round_join.offer_store()
-        except (ValueError, OSError) as error:
-            is_usage = isinstance(error, (PortTakenError, ValueError))
-            detail = self._round_join.describe_taken_port(error) if isinstance(error, PortTakenError) else str(error)
-            self._feed(messages.RoundFailed(number, verdict="usage" if is_usage else "cannot_start", detail=detail))
-            return
-        if self._round_join.is_immediate:
-            self._ask_handler(number)
-        else:
-            import threading
-
-            # A handler that blocks waits in a thread of its own, so that the agent answers a signal at any moment.
-            threading.Thread(target=self._ask_handler, args=(number,), daemon=True).start()
-
-    def _ask_handler(self, number: int) -> None:
-        """Ask the handler for a place, in any thread, and bring the answer to the loop's thread."""
-        event: Event
-        if not self._round_join.is_immediate and self._context.mask is not None:
-            # A process that a plug-in starts here must not begin with signals blocked.
-            restore_signals(self._context.mask)
-        try:
-            self._round_join.take_place()
-            event = messages.RoundFormed(number)
-        except Exception as error:  # noqa: BLE001 - a plug-in's error; torch's classes of errors are not ours
-            from elastic_run.utils import describe_exception
-
-            self._handler_error = error
-            is_exit = is_kind(error, RendezvousGracefulExitError)
-            detail = str(error) if is_exit else describe_exception(error)
-            event = messages.RoundFailed(number, verdict="success" if is_exit else "rendezvous", detail=detail)
-        self._loop.call_soon_threadsafe(lambda: self._feed(event))
-
-    def _perform_forward(self, command: messages.Forward) -> None:
-        self._senders.passed_on.add(command.signal)
-        self._signals.forward(command.signal)
-
-    def _perform_warn(self, _: messages.Warn) -> None:
-        if self._options.scale_up_signal:
-            self._senders.warned_with.add(self._options.scale_up_signal)
-            self._signals.forward(self._options.scale_up_signal)
-
-    def _perform_await_cause(self, command: messages.AwaitCause) -> None:
-        self.parts.history.tell_awaiting_cause(command.delay)
-        # Not before: the signal lets `signal.pause` return, and a worker that tells the cause needs no question.
-        before = max(0.0, command.delay - WAIT_BEFORE_STOP)
-        self._loop.call_later(before, lambda: self.rounds.stacks.ask_before_stop(command.round))
-        self._feed_later(command.delay, messages.WaitOver(command.round))
-
-    def _perform_report_failing(self, command: messages.ReportFailing) -> None:
-        if self._job is not None:
-            self._job.report_failing(is_secondary=command.is_secondary)
-            if command.is_secondary and not self.parts.agent.running and self._job.has_others:
-                # All of this node have failed: the worker that has the cause is on another, which isn't stopped yet.
-                self.parts.history.tell_awaiting_cause(CAUSE_WAIT)
-
-    def _perform_report_ready(self, command: messages.ReportReady) -> None:
-        if command.outcome in (FAILED, STOPPED):
-            self._check_first(self.parts.agent.round, lambda: self._report_ready(command))
-        else:
-            self._report_ready(command)
-
-    def _report_ready(self, command: messages.ReportReady) -> None:
-        """Report how the round ended on this node, which is then ready for the next round."""
-        history = self.parts.history
-        document, ends = history.root_cause_document(self.rounds.failure), history.describe_ends()
-        try:
-            if self._job is not None:
-                self._job.report_ready(command, document, ends)
-        except OSError as error:
-            self._feed(messages.JobOver(messages.Finish("cannot_start", detail=str(error))))
-
-    def _perform_leave(self, command: messages.Leave) -> None:
+    def _leave(self, command: messages.Leave) -> None:
         if self._job is not None:
             self._job.leave(command.reason, command.detail)
 
-    def _perform_finish(self, command: messages.Finish) -> None:
+    def _end(self, command: messages.Finish) -> None:
         self._finish = command
-        if self._checks is not None:
-            self._checks.cancel()
+        if self.rounds.check is not None:
+            self.rounds.check.cancel()
         self._background.conclude(is_success=command.verdict == "success")
+
+    # --- signals ---------------------------------------------------------------------------------------------------
+    def request_stop(self, number: int, reason: str = "the program that launches the job stops it") -> None:
+        """Stop as if this signal had come; may be called from any thread."""
+        self._loop.call_soon_threadsafe(lambda: self._stop_without_signal(number, reason))
+
+    def _stop_without_signal(self, number: int, reason: str) -> None:
+        self._signals_seen += 1
+        self._context.senders.explain(number, reason)
+        self._feed(messages.Signalled(number))
+
+    def _tell_time_limit(self) -> None:
+        """Tell the user before the scheduler ends the job, and stop the workers in time if the user asks for it.
+
+        Slurm sends SIGTERM when the time is over, and SIGKILL `KillWait` seconds later (30 unless the site sets it).
+        Workers that need longer to save have to begin before. A variable gives the workers the same moment, from which
+        on their `stop_requested()` is true.
+        """
+        left = max(0, round(self._options.node_config.end_time - time.time()))
+        if self._options.node_config.stops_in_time:
+            self._context.say(f"the job's time limit is in {left} s: stopping the workers, to run the job again")
+            number = self._options.signals[0] if self._options.signals else SIGTERM
+            self._stop_without_signal(number, "the job's time limit is near")
+        else:
+            self._context.say(
+                f"the job's time limit is in {left} s: stop_requested() is true in the workers from now on"
+            )
+
+    def _watch_signals(self) -> None:
+        """Watch from now on; does nothing outside the main thread, where the program around us has the signals."""
+        options, loop = self._options, self._loop
+        try:
+            loop.watch_signals((*options.signals, *options.unnamed_signals), self._on_stop)
+            loop.watch_signals(options.forwarded, self._on_forwarded)
+            loop.watch_signals(options.offered, self._on_offered)
+            has_senders = options.is_whole_process and not options.is_wrapped and loop.find_senders()
+            if options.is_whole_process and not has_senders and self._context.mask is not None:
+                restore_signals(self._context.mask)
+            if SIGWINCH not in list_handled("self"):
+                loop.watch_signals((SIGWINCH,), self._on_resize)
+            loop.keep_exits()
+        except ValueError:
+            pass  # not the main thread
+
+    def _forward(self, number: int) -> None:
+        if self.parts.current is not None:
+            self.parts.current.workers.forward(number)
+
+    def _read_sender(self, number: int) -> None:
+        self._context.senders.add(number, self._loop.senders.get(number))
+
+    def _on_stop(self, number: int) -> None:
+        if number == SIGQUIT and self.rounds.show_stacks():
+            return
+        self._signals_seen += 1
+        self._read_sender(number)
+        self._background.hurry()
+        self._feed(messages.Signalled(number, None if number in self._options.signals else SIGTERM))
+
+    def _on_forwarded(self, number: int) -> None:
+        self._read_sender(number)
+        self._feed(messages.Signalled(number))
+
+    def _on_offered(self, number: int) -> None:
+        """Pass a signal on to the workers that handle it; in no state that changes anything else."""
+        self._read_sender(number)
+        current = self.parts.current
+        reached = [] if current is None else current.workers.offer(number)
+        if reached:
+            self._context.senders.passed_on.add(number)
+        ranks = [worker.global_rank for worker in self._context.group.workers if worker.local_rank in reached]
+        has_workers = current is not None and bool(current.workers.alive)
+        self.parts.history.tell_offered(number, ranks, has_workers=has_workers)
+
+    def _on_resize(self, _: int) -> None:
+        if self.parts.current is not None:
+            self.parts.current.output.resize()

@@ -1,6 +1,5 @@
 """The workers' timers: the agent serves them in its loop if TORCHELASTIC_ENABLE_FILE_TIMER=1 is set.
 
-Rules
 - The pipe is open before the first worker starts. Only the loop waits on it, and an idle timer costs nothing.
 - An expired timer signals the process that it names, if this process is a worker of this round or belongs to a worker's
   session, and no other process. (torch's server signals any process, and then the agent itself.)
@@ -14,10 +13,9 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.files import make_temporary, random_name
 from elastic_run.signals import signal_name
-from elastic_run.timer.countdowns import Countdowns, pop_expiry, record_expiry
+from elastic_run.timer.countdowns import Countdowns, record_expiry
 from elastic_run.timer.timer_file import TimerFile, has_reader
 
 TYPE_CHECKING = False
@@ -30,88 +28,55 @@ if TYPE_CHECKING:
     from elastic_run.timer.countdowns import Countdown
     from elastic_run.timer.timer_file import FileTimerRequest
 
-_PIPE = "timers"
 
-
-class WorkerTimers:
-    """The pipe of this agent's workers, in a private directory that is removed with the launcher; "" makes a new one.
-
-    Attributes:
-        own_directory: The directory that was made for the pipe, or "".
+def open_timer_file(environ: Mapping[str, str]) -> tuple[TimerFile, str]:
+    """Make the pipe where TORCHELASTIC_TIMER_FILE says, or else in a private directory, which is returned; else "".
 
     Raises:
         OSError: The pipe can't be made.
     """
-
-    def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
-        self.own_directory = ""
-        path = environ.get(contract.ENV_TIMER_FILE)
-        # A launcher inside a worker inherits the path of the launcher outside, which reads there. Another agent on this
-        # machine may have made the pipe just now.
-        if path and not has_reader(path):
-            try:
-                self.file = TimerFile(path, lambda _: None)
-            except FileExistsError:
-                if not has_reader(path):
-                    raise
-            else:
-                return
-        path = os.path.join(directory or self._make_directory(), _PIPE)
+    path = environ.get(contract.ENV_TIMER_FILE)
+    # A launcher inside a worker inherits the path of the launcher outside, which reads there. Another agent on this
+    # machine may have made the pipe just now.
+    if path and not has_reader(path):
         try:
-            self.file = TimerFile(path, lambda _: None)
-        except OSError:
-            self._remove_directory()
-            raise
-
-    def _make_directory(self) -> str:
-        made = make_temporary("elastic-run-timers-")
-        if made is None:
-            reason = "there is no place for the timers' pipe: TMPDIR or TORCHELASTIC_TIMER_FILE can name one"
-            raise OSError(2, reason, contract.ENV_TIMER_FILE)
-        self.own_directory = made
-        return made
-
-    def _remove_directory(self) -> None:
-        if self.own_directory:
-            os.rmdir(self.own_directory)
-            self.own_directory = ""
-
-    def close(self) -> None:
-        """Remove the pipe."""
-        self.file.close()
-        try:
-            self._remove_directory()
-        except OSError:
-            pass  # another process has put a file there, or has removed it
+            return TimerFile(path, lambda _: None), ""
+        except FileExistsError:
+            if not has_reader(path):
+                raise
+    directory = make_temporary("elastic-run-timers-")
+    if directory is None:
+        reason = "there is no place for the timers' pipe: TMPDIR or TORCHELASTIC_TIMER_FILE can name one"
+        raise OSError(2, reason, contract.ENV_TIMER_FILE)
+    try:
+        return TimerFile(os.path.join(directory, "timers"), lambda _: None), directory
+    except OSError:
+        os.rmdir(directory)
+        raise
 
 
 class TimerWatch:
     """Counts down in the agent's loop.
 
-    Args:
-        ranks: Gives the global rank of each worker that lives, by pid.
-        on_event: Called with the name of an event and the request that it is about, or None: torch's events.
+    `list_ranks` returns the global rank of each worker that lives, by pid. `on_event` gets torch's events: a name and
+    the request, or None.
     """
 
     def __init__(
         self,
         loop: Loop,
         file: TimerFile,
-        *,
-        ranks: Callable[[], Mapping[int, int]],
-        say: Callable[[str], None],
+        list_ranks: Callable[[], Mapping[int, int]],
         on_event: Callable[[str, FileTimerRequest | None], None],
     ) -> None:
         self._loop = loop
         self._file = file
-        self._ranks = ranks
-        self._say = say
+        self._list_ranks = list_ranks
         self._on_event = on_event
         self._countdowns = Countdowns()
         self._timer: Timer | None = None
         self._has_said_foreign = False
-        file.say = say
-        loop.add_reader(file.fd, self._read)
+        self._loop.add_reader(file.fd, self._read)
         on_event("watchdog started", None)
 
     def clear(self) -> None:
@@ -149,38 +114,37 @@ class TimerWatch:
             return
         leader, rank = self._find_worker(pid)
         if rank is None:
-            self._say_foreign(pid, countdowns[0])
+            if not self._has_said_foreign:
+                self._has_said_foreign = True
+                self._file.say(
+                    f"timer {countdowns[0]} in process {pid}, which is not a worker: the timer has no effect"
+                )
             return
         who = f"rank {rank} (pid {pid})"
         for countdown in countdowns:
             self._on_event("timer expired", countdown.request)
         chosen = next((countdown for countdown in countdowns if countdown.request.signal > 0), None)
         if chosen is None:
-            self._say(f"{who}: timer {countdowns[0]}; it names no signal, so the worker goes on")
+            self._file.say(f"{who}: timer {countdowns[0]}; it names no signal, so the worker goes on")
             return
         number = chosen.request.signal
         record_expiry(leader, str(chosen) if leader == pid else f"{chosen} in its process {pid}")
-        self._say(f"{who}: timer {chosen}; it gets {signal_name(number)}")
+        self._file.say(f"{who}: timer {chosen}; it gets {signal_name(number)}")
         try:
             os.kill(pid, number)
         except OSError as error:
-            self._say(f"{who} can't be sent {signal_name(number)}: {error.strerror}")
+            self._file.say(f"{who} can't be sent {signal_name(number)}: {error.strerror}")
             return
         self._on_event("kill worker process", chosen.request)
 
     def _find_worker(self, pid: int) -> tuple[int, int | None]:
         """Return the worker to which a process belongs and its rank; each worker leads a session."""
-        ranks = self._ranks()
+        ranks = self._list_ranks()
         try:
             leader = pid if pid in ranks else os.getsid(pid)
         except OSError:
             leader = pid  # it has ended
         return leader, ranks.get(leader)
-
-    def _say_foreign(self, pid: int, countdown: Countdown) -> None:
-        if not self._has_said_foreign:
-            self._has_said_foreign = True
-            self._say(f"timer {countdown} in process {pid}, which is not a worker: the timer has no effect")
 
 
 def start_timer_server(
@@ -205,20 +169,8 @@ def watchdog_event(event: Event, name: str, request: FileTimerRequest | None) ->
 
     details = {"watchdog_event": name}
     if request is not None:
-        details |= {
-            "worker_pid": str(request.worker_pid),
-            "scope_id": request.scope_id,
-            "expiration_time": str(request.expiration_time),
-            "signal": str(request.signal),
-        }
+        names = ("worker_pid", "scope_id", "expiration_time", "signal")
+        details |= {field: str(getattr(request, field)) for field in names}
     event.name = name
     event.metadata["metadata"] = json.dumps(details)
     return event
-
-
-def timer_exception(pid: int, said: ExceptionText | None) -> ExceptionText | None:
-    """Return the exception that ended a worker, for the report: its timer, or else what the worker recorded."""
-    text = pop_expiry(pid)
-    if not text:
-        return said
-    return ExceptionText(contract.TIMER_EXPIRED, text, said.lines if said else (), said.where if said else "")

@@ -1,33 +1,28 @@
-"""The watches over a running round beside the loop: state D, timers, waiting nodes, failures, hangs, resources.
+"""The watches over a running round beside the loop: state D, timers, waiting nodes, hangs, resources, failed ranks.
 
 Each watch is imported and runs only if the user asked for it, except for the watches over quiet rounds and over ranks
-that have failed and live (`failed_ranks`).
+that have failed and live.
 """
 
 from __future__ import annotations
 
-import os
-import time
-
 from elastic_run.agent.plugin_calls import name_call
 from elastic_run.core.agent import messages
+from elastic_run.multiprocessing.output.worker_output import SILENCE
 from elastic_run.multiprocessing.process.fork_exec import can_ask_for_stacks
-from elastic_run.records import dataclass
-from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.agent.driver.context import AgentOptions
-    from elastic_run.agent.driver.failed_ranks import FailedRanks
-    from elastic_run.agent.driver.hang_detection import Hang, HangDetection
-    from elastic_run.agent.driver.parts import AgentParts
+    from elastic_run.agent.driver import AgentParts
+    from elastic_run.agent.driver.hang_detection import HangDetection
     from elastic_run.agent.driver.round import Round
-    from elastic_run.agent.driver.stack_reports import StackReports
-    from elastic_run.agent.driver.timers import TimerWatch, WorkerTimers
-    from elastic_run.loop import Loop, Timer
+    from elastic_run.agent.driver.timers import TimerWatch
+    from elastic_run.agent.driver.worker_readings import Activity
+    from elastic_run.core.failure.stacks import Dump
+    from elastic_run.loop import Timer
     from elastic_run.timer.timer_file import FileTimerRequest
 
 #: Seconds after which workers are past their own start.
@@ -44,29 +39,26 @@ _LONGEST = 60.0
 _PARTS = 60.0
 #: Looks at processes in state D within the timeout.
 _D_LOOKS = 4
+#: Seconds from an exception to the line about it; most workers have ended by then.
+_PATIENCE = 5.0
+#: Seconds from an exception in which Python ends a program that nothing keeps alive.
+_LEAST = 1.0
+#: Seconds that a rank gets for its stacks.
+_WAIT_LIMIT = 1.5
 
 
 class Watches:
-    """The watches of one agent.
+    """The watches of one agent; `on_timer` gets the name of an event of the workers' timers, and the request."""
 
-    Args:
-        parts: The parts of the agent.
-        stacks: Writes the stacks of a hang.
-        on_timer: Called with the name of an event of the workers' timers, and the request that it is about.
-    """
-
-    def __init__(
-        self, parts: AgentParts, stacks: StackReports, on_timer: Callable[[str, FileTimerRequest | None], None]
-    ) -> None:
-        self._parts = parts
-        self._stacks = stacks
+    def __init__(self, parts: AgentParts, on_timer: Callable[[str, FileTimerRequest | None], None]) -> None:
+        self._parts, self._context = parts, parts.context
         self._on_timer = on_timer
-        self._loop = parts.loop
+        self._loop = parts.context.loop
         self._options = parts.context.options
         self._round: Round | None = None
         self._timers: TimerWatch | None = None
         self._hang: HangDetection | None = None
-        self._failed: FailedRanks | None = None
+        self._failed: _FailedRanks | None = None
         #: Timers of this round, by the watch that has set them.
         self._due: dict[str, Timer] = {}
         self._stuck_since: dict[int, float] = {}
@@ -77,26 +69,30 @@ class Watches:
         self._hang = None
         if self._options.stuck_timeout > 0:
             self._look_at_states(current)
-        if (timers := self._parts.context.timers) is not None and self._timers is None:
-            self._timers = self._watch_timers(timers)
-        if self._parts.job is None and not self._parts.round_join.is_immediate:
+        if (file := self._context.timer_file) is not None and self._timers is None:
+            from elastic_run.agent.driver.timers import TimerWatch
+
+            file.say = self._context.say
+            self._timers = TimerWatch(self._loop, file, self._list_ranks, self._on_timer)
+        handler: Any = self._context.group.spec.rdzv_handler
+        if self._parts.job is None and not getattr(handler, "is_immediate", False):
             self._ask_for_nodes(current)
         self._due["late start"] = self._loop.call_later(_SETTLED, lambda: self._begin_late(current))
 
     def _begin_late(self, current: Round) -> None:
         """Begin with what would only delay the start of the workers."""
-        settings = self._options.agent_config
+        settings, has_log = self._options.agent_config, self._parts.events.is_written
         is_awake = settings.events_file or settings.metrics_port is not None or settings.hang_timeout is not None
-        if self._parts.observation.is_written:
+        if has_log:
             self._record_resources(current)
             if is_awake:
                 self._due["resources"] = self._loop.call_later(_SHORTEST, lambda: self._read_resources(current))
         if can_ask_for_stacks() and self._failed is None:
-            self._failed = self._watch_failed(current)
+            self._failed = _FailedRanks(self._parts, current)
         if settings.hang_timeout is not None:
-            self._watch_hang(current)
+            self._watch_hang(current, settings.hang_timeout)
         elif can_ask_for_stacks():
-            self._watch_quiet(current, records=self._parts.observation.is_written and not is_awake)
+            self._watch_quiet(current, records=has_log and not is_awake)
 
     def end_round(self) -> None:
         """Look no more after this round: its workers are being stopped."""
@@ -115,22 +111,23 @@ class Watches:
         if self._timers is not None:
             self._timers.close()
 
-    # --- ranks that have failed and live ---------------------------------------------------------------------------
+    def _list_ranks(self) -> dict[int, int]:
+        """Return the global rank of each worker that lives, by pid."""
+        current = self._round
+        return (
+            {}
+            if current is None
+            else {
+                current.workers.pids[local_rank]: current.global_ranks[local_rank]
+                for local_rank in current.workers.alive
+            }
+        )
+
     def add_failed(self, current: Round, local_rank: int) -> None:
         """Watch a worker that has told of the exception which has ended its main thread."""
         if self._failed is None:
-            self._failed = self._watch_failed(current)
+            self._failed = _FailedRanks(self._parts, current)
         self._failed.add(local_rank)
-
-    def _watch_failed(self, current: Round) -> FailedRanks:
-        from elastic_run.agent.driver.failed_ranks import FailedRanks
-
-        return FailedRanks(self._parts, current, lambda rank: self._fail_alive(current, rank))
-
-    def _fail_alive(self, current: Round, local_rank: int) -> None:
-        """Let a worker that has failed and does not end count as one that has ended."""
-        current.count_as_failed(local_rank)
-        self._parts.feed_exit(current, local_rank, 1)
 
     def add_output(self, local_rank: int) -> None:
         """Take note that a worker has written something after a silence."""
@@ -148,7 +145,7 @@ class Watches:
         stuck = {pid for pid in (workers.pids[rank] for rank in workers.alive) if _is_uninterruptible(pid)}
         self._stuck_since = {pid: self._stuck_since.get(pid, now) for pid in stuck}
         if any(now - since >= timeout for since in self._stuck_since.values()):
-            self._parts.feed(messages.WorkerStuck(current.number))
+            self._context.feed(messages.WorkerStuck(current.number))
             return
         self._due["state D"] = self._loop.call_later(timeout / _D_LOOKS, lambda: self._look_at_states(current))
 
@@ -159,8 +156,7 @@ class Watches:
         A job also learns of a failed worker on another node in this way: that node's agent returns to the rendezvous
         and waits. `monitor_interval` is the time between two questions; elastic-run uses it only here.
         """
-        spec, calls = self._parts.context.group.spec, self._parts.context.plugin_calls
-        name = name_call(spec.rdzv_handler, "num_nodes_waiting")
+        spec, calls = self._context.group.spec, self._context.plugin_calls
 
         def ask() -> None:
             try:
@@ -170,15 +166,16 @@ class Watches:
             self._loop.call_soon_threadsafe(lambda: take(has_waiting=has_waiting))
 
         def take(*, has_waiting: bool) -> None:
-            if not self._parts.is_running(current.number):
+            if not self._context.is_running(current.number):
                 return
             if has_waiting:
-                self._parts.say("stopping the workers: nodes wait to join")
-                self._parts.feed(messages.RoundHalted(current.number))
+                self._context.say("stopping the workers: nodes wait to join")
+                self._context.feed(messages.RoundHalted(current.number))
             else:
                 self._ask_for_nodes(current)
 
         if calls is not None:
+            name = name_call(spec.rdzv_handler, "num_nodes_waiting")
             self._due["nodes"] = self._loop.call_later(spec.monitor_interval, lambda: calls.post(name, ask))
 
     # --- resources -------------------------------------------------------------------------------------------------
@@ -197,8 +194,7 @@ class Watches:
     def _record_resources(self, current: Round) -> None:
         from elastic_run.agent.driver.worker_readings import read_usage
 
-        usage = read_usage(current)
-        self._parts.observation.record(lambda recorder, moment: recorder.resources_read(moment, current, usage))
+        self._parts.events.resources_read(current, read_usage(current))
 
     # --- hangs -----------------------------------------------------------------------------------------------------
     def _watch_quiet(self, current: Round, *, records: bool) -> Activity:
@@ -209,6 +205,8 @@ class Watches:
         the same time, and so do these readings. Every ordinary job has this watch, so it reads /proc as the guardian
         does: psutil's import would take 16 ms and 2 MB. Returns the first reading.
         """
+        from elastic_run.agent.driver.worker_readings import is_quiet, read_activity
+
         workers = current.workers
         before, began_at = read_activity([workers.pids[rank] for rank in workers.alive]), self._loop.now()
 
@@ -218,7 +216,7 @@ class Watches:
             seconds = self._loop.now() - began_at
             now = self._watch_quiet(current, records=records)
             if is_quiet(before, now, seconds) and self._hang is None:
-                self._watch_hang(current, quiet_for=seconds)
+                self._watch_hang(current, _QUIET_TIMEOUT, quiet_for=seconds)
                 self._due["look"] = self._loop.call_later(_LOOK_TIME, self._end_look)
 
         self._due["quiet"] = self._loop.call_later(QUIET_PERIOD, look)
@@ -229,31 +227,16 @@ class Watches:
             self._hang.close()
             self._hang = None
 
-    def _watch_hang(self, current: Round, *, quiet_for: float = 0.0) -> None:
+    def _end_quiet(self) -> None:
+        """End the watch over quiet rounds: a hang is told once in a round."""
+        self._due["quiet"].cancel()
+        self._end_look()
+
+    def _watch_hang(self, current: Round, timeout: float, *, quiet_for: float = 0.0) -> None:
         from elastic_run.agent.driver.hang_detection import HangDetection
 
-        timeout = _QUIET_TIMEOUT if quiet_for else self._options.agent_config.hang_timeout or 0.0
-        self._hang = HangDetection(
-            self._parts,
-            current,
-            timeout=timeout,
-            on_hang=lambda found: self._react(current, found),
-            quiet_for=quiet_for,
-        )
-
-    def _react(self, current: Round, found: Hang) -> None:
-        from elastic_run.agent.driver.hang_reaction import HangReaction
-
-        if (quiet := self._due.get("quiet")) is not None:  # once in a round
-            quiet.cancel()
-            self._end_look()
-        action = self._options.agent_config.hang_action
-        self._parts.observation.record(
-            lambda recorder, moment: recorder.hang_found(moment, found.seconds, found.ranks, found.ended, action)
-        )
-        HangReaction(self._parts, current, found, fail=lambda rank: self._fail_alive(current, rank)).begin(
-            self._stacks.write(found.dumps)
-        )
+        on_hang = self._end_quiet if quiet_for else lambda: None
+        self._hang = HangDetection(self._parts, current, timeout=timeout, quiet_for=quiet_for, on_hang=on_hang)
 
     def describe_hang(self) -> dict[str, Any]:
         """Return what the other nodes need to know of this node's ranks to decide whether the job hangs."""
@@ -267,61 +250,90 @@ class Watches:
         number = -1 if self._round is None else self._round.number
         return {"round": number, "timeout": timeout, "age": 0.0, "workers": []}
 
-    # --- timers of the workers -------------------------------------------------------------------------------------
-    def _watch_timers(self, timers: WorkerTimers) -> TimerWatch:
-        from elastic_run.agent.driver.timers import TimerWatch
 
-        return TimerWatch(self._loop, timers.file, ranks=self._list_ranks, say=self._parts.say, on_event=self._on_timer)
+class _FailedRanks:
+    """Ranks of a round whose main thread an exception has ended, and whose process lives: the others wait for them.
 
-    def _list_ranks(self) -> dict[int, int]:
-        """Return the global rank of each worker that lives, by pid."""
-        current = self._round
-        if current is None:
-            return {}
-        ranks = current.global_ranks
-        return {current.workers.pids[local_rank]: ranks[local_rank] for local_rank in current.workers.alive}
-
-
-#: Part of one processor that all background threads of a worker take at most while it waits.
-_QUIET = 0.005
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """What the processes of a round have done so far."""
-
-    cpu: float  # Seconds of processor time
-    written: int  # Bytes that they have written to files, pipes and terminals
-    workers: int  # Workers that run
-
-
-def is_quiet(before: Activity, after: Activity, seconds: float) -> bool:
-    """Whether nothing happened between two moments.
-
-    Processes that have ended take their time with them, so less is a change too.
+    - A thread, a pool, an exit function or a destructor keeps such a process alive; an exit function may do useful
+      work, such as saving a checkpoint. So the user is told after a few seconds, and the rank counts as failed only
+      after the grace period that every worker gets to end (`--shutdown-timeout`).
+    - A worker tells of the exception that has ended its main thread (`worker_start`). It can't if its program has
+      replaced `sys.excepthook` by a function that calls no other hook, as the package rich does. So a rank that has
+      written an exception, and then nothing for a while, is asked for its stacks: the handler in Python tells what no
+      hook has told.
+    - A rank whose Python has no handler tells nothing, and an exception that a program has handled stands on stderr as
+      well. Of both the last words are shown only where the job hangs or is stopped; nothing else follows from them.
     """
-    if not after.workers or before.workers != after.workers or before.written != after.written:
-        return False
-    return abs(after.cpu - before.cpu) <= _QUIET * after.workers * seconds
 
+    def __init__(self, parts: AgentParts, current: Round) -> None:
+        self._loop = parts.context.loop
+        self._say = parts.context.say
+        self._round = current
+        self._limit = max(parts.context.options.shutdown_timeout, _LEAST)
+        self._timers: list[Timer] = []
+        self._silences: dict[int, Timer] = {}
+        for rank in current.output.activities:
+            self.watch_silence(rank)
 
-def read_activity(workers: Sequence[int]) -> Activity:
-    """Return CPU time and written bytes of workers and their descendants, such as data loaders, so far."""
-    from elastic_run.multiprocessing.process.process_table import find_descendants, read_stat
+    def close(self) -> None:
+        """Watch no more."""
+        for timer in (*self._timers, *self._silences.values()):
+            timer.cancel()
 
-    pids = find_descendants(frozenset(workers), since=0)
-    stats = [stat for pid in pids if (stat := read_stat(pid)) is not None]
-    cpu = sum(stat.cpu for stat in stats) / os.sysconf("SC_CLK_TCK")
-    return Activity(cpu, sum(map(_read_written, pids)), len(workers))
+    def add(self, rank: int) -> None:
+        """Watch a local rank whose worker has told of its exception."""
+        at = self._round.uncaught[rank].at
+        self._timers += [
+            self._loop.call_at(at + min(_PATIENCE, self._limit / 2), lambda: self._ask_survival(rank)),
+            self._loop.call_at(at + self._limit, lambda: self._fail(rank)),
+        ]
 
+    def _fail(self, rank: int) -> None:
+        if rank in self._round.workers.alive:
+            self._round.fail_alive(rank)
 
-def _read_written(pid: int) -> int:
-    """Return how many bytes a process has written; 0 where the kernel doesn't tell."""
-    try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith(b"wchar:")), 0)
-    except OSError:
-        return 0
+    def _ask_survival(self, rank: int) -> None:
+        from elastic_run.core.failure.hang import describe_survival
+        from elastic_run.report import lines
+
+        def tell(dumps: dict[int, Dump]) -> None:
+            if rank in self._round.workers.alive:
+                told = self._round.uncaught[rank]
+                self._round.survivals[rank] = survival = describe_survival(told, dumps.get(rank))
+                left = told.at + self._limit - self._loop.now()
+                self._say(lines.lives_on(self._round.global_ranks[rank], told.exception, survival, left))
+
+        if rank in self._round.workers.alive:
+            pids = {rank: self._round.workers.pids[rank]}
+            self._round.listen_for_stacks().ask(pids, min(_WAIT_LIMIT, self._limit / 4), tell, spares=True)
+
+    def watch_silence(self, rank: int) -> None:
+        """Watch a local rank that has written something after a silence."""
+        if rank not in self._silences:
+            self._silences[rank] = self._loop.call_later(SILENCE, lambda: self._look(rank))
+
+    def _look(self, rank: int) -> None:
+        del self._silences[rank]
+        left = self._round.output.activities[rank].last + SILENCE - self._loop.now()
+        if left > 0:
+            self._silences[rank] = self._loop.call_later(left, lambda: self._look(rank))
+        elif self._is_untold(rank) and self._round.find_last_words(rank) is not None:
+            self._ask_untold(rank, insists=False)
+
+    def _is_untold(self, rank: int) -> bool:
+        return rank in self._round.workers.alive and rank not in self._round.uncaught
+
+    def _ask_untold(self, rank: int, *, insists: bool) -> None:
+        from elastic_run.core.failure.stacks import is_in_shutdown, parse_stacks
+
+        def take(dumps: dict[int, Dump]) -> None:
+            stacks = parse_stacks(dumps[rank].text if rank in dumps else "")
+            # A main thread that waits for other threads at Python's end does not come to the handler by itself.
+            if not insists and self._is_untold(rank) and is_in_shutdown(stacks):
+                self._ask_untold(rank, insists=True)
+
+        pids = {rank: self._round.workers.pids[rank]}
+        self._round.listen_for_stacks().ask(pids, _WAIT_LIMIT, take, insists=insists, spares=True)
 
 
 def _is_uninterruptible(pid: int) -> bool:
@@ -331,25 +343,3 @@ def _is_uninterruptible(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_DISK_SLEEP
     except (psutil.Error, OSError):
         return False  # it has ended, or no file can be opened
-
-
-def watch_time_limit(
-    loop: Loop, options: AgentOptions, *, say: Callable[[str], object], stop: Callable[[int, str], None]
-) -> None:
-    """Tell the user before the scheduler ends the job, and stop the workers in time if the user asks for it.
-
-    Slurm sends SIGTERM when the time is over, and SIGKILL `KillWait` seconds later (30 unless the site sets it).
-    Workers that need longer to save have to begin before. A variable gives the workers the same moment, from which on
-    their `stop_requested()` is true.
-    """
-
-    def tell() -> None:
-        left = max(0, round(options.node_config.end_time - time.time()))
-        if options.node_config.stops_in_time:
-            say(f"the job's time limit is in {left} s: stopping the workers, to run the job again")
-            stop(options.signals[0] if options.signals else SIGTERM, "the job's time limit is near")
-        else:
-            say(f"the job's time limit is in {left} s: stop_requested() is true in the workers from now on")
-
-    # The wall clock is read once: a clock that is set later moves nothing.
-    loop.call_later(max(0.0, options.stop_time - time.time()), tell)

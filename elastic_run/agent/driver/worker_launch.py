@@ -1,4 +1,4 @@
-"""Starts the workers of a round: environment, log files, descriptors, exec.
+"""Joins a round, and starts its workers: store, ranks, environment, log files, descriptors, exec.
 
 Every import between the user's command and the first line of the last worker counts, so this module needs neither the
 loop nor the console. Workers take longer to boot than the launcher takes to import, so `start_early` starts those of
@@ -12,17 +12,17 @@ import os
 import time
 
 from elastic_run import contract
-from elastic_run.agent.driver.round_join import RoundJoin
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs, is_log
 from elastic_run.multiprocessing.output.wiring import STDOUT, Wiring, is_read_in_lines
 from elastic_run.multiprocessing.starter import WorkerStarter
 from elastic_run.records import dataclass, field
-from elastic_run.signals import block_signals, restore_signals, signal_name
+from elastic_run.signals import signal_name
+from elastic_run.store.errors import GARBAGE, UNKNOWN
+from elastic_run.store.worker_store import LOCALHOST, is_served_by_agent, open_worker_store
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
 
     from elastic_run.agent.api import Worker, WorkerGroup, WorkerSpec
     from elastic_run.agent.driver.context import AgentContext
@@ -30,29 +30,149 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.functions.launch import Functions
     from elastic_run.multiprocessing.output.logs import LogsDest
     from elastic_run.multiprocessing.starter import StartedWorker
+    from elastic_run.store.worker_store import PortTakenError, WorkerStore
 
 
-@dataclass(slots=True)
-class LaunchedWorkers:
-    """The workers of one round that were started and are not watched yet, by local rank.
+class RoundJoin:
+    """Joins round after round: sets the workers' ranks and the master address.
 
-    Args:
-        logs: The files for their output, or None if they could not be opened.
-        functions: The function that they run and its arguments, or None for a command.
-        fault_sockets: Names of the sockets for requests of --inject-fault.
-        error: The reason why not all of them were started, or None.
-        is_of_plugin: Whether a plug-in has raised the error, which concerns no program of a worker.
-        started_at: Wall clock at the start, for display; `started` is the monotonic one.
+    A store's port is open, and its address is published, before the store is served: that needs no loop.
     """
 
+    def __init__(self, context: AgentContext) -> None:
+        #: The workers' store of this node; None before it is opened, or if the rendezvous takes none.
+        self.store: WorkerStore | None = None
+        self._old_store: WorkerStore | None = None
+        self._context = context
+        self._group = context.group
+        self._is_served = False
+        self._has_unknown_operation = False
+
+    @property
+    def is_immediate(self) -> bool:
+        """Whether the rendezvous never waits for other nodes."""
+        return bool(getattr(self._group.spec.rdzv_handler, "is_immediate", False))
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the workers' store is served for them, so that worker 0 does not serve it."""
+        return self._group.spec.rdzv_handler.use_agent_store if self.store is None else self.store.use_agent_store
+
+    def serve(self) -> None:
+        """Serve the store of this round and of all later rounds; the agent has its loop now."""
+        self._is_served = True
+        if self.store is not None:
+            self.store.serve(self._context.loop)
+
+    def offer_store(self) -> None:
+        """Open a fresh store for the next round, and give its address to the rendezvous."""
+        offer = getattr(self._group.spec.rdzv_handler, "offer_worker_store", None)
+        if offer is not None:
+            store = self.renew_store()
+            offer(store.host, store.port, use_agent_store=store.use_agent_store)
+
+    def describe_taken_port(self, error: PortTakenError) -> str:
+        """Tell the user that another process has the port of `--master-port`, and how to solve that."""
+        if self._group.spec.rdzv_handler.get_backend() != "static":
+            return f"--master-port: {error}"
+        return (
+            f"--master-port: {error.fact}: choose another port, the same on all nodes; if that process is another node "
+            "of this job, give this node another --node-rank"
+        )
+
+    def take_place(self) -> None:
+        """Wait for the next round, and take this node's place in it.
+
+        Raises:
+            RendezvousError: There is no round; a foreign handler may raise anything else.
+        """
+        group, spec = self._group, self._group.spec
+        found = spec.rdzv_handler.next_rendezvous()
+        group.store = found.store
+        info = found.bootstrap_store_info
+        if self.store is not None and info is not None:
+            group.master_addr, group.master_port = info.master_addr, info.master_port
+        else:
+            group.master_addr = spec.master_addr or (info.master_addr if info is not None else None)
+            group.master_port = spec.master_port or (info.master_port if info is not None else None)
+        ranks = (0, spec.local_world_size, 0, spec.local_world_size)
+        if found.world_size > 1:
+            from elastic_run.agent.simple_elastic_agent import ask_for_ranks
+
+            ranks = ask_for_ranks(found.store, found.rank, found.world_size, spec)
+        assign_ranks(group, found.rank, found.world_size, ranks)
+
+    def open_next_store(self, host: str) -> WorkerStore:
+        """Open the next round's store beside this round's, which workers of other nodes may still need."""
+        self.close_old_store()
+        self._old_store, self.store = self.store, None
+        return self.renew_store(host)
+
+    def close_old_store(self) -> None:
+        """End the last round's store: a new round was formed, and no worker uses the old store any more."""
+        if self._old_store is not None:
+            self._old_store.close()
+            self._old_store = None
+
+    def close(self) -> None:
+        """Give the ports back."""
+        self.close_old_store()
+        if self.store is not None:
+            self.store.close()
+
+    def renew_store(self, host: str = LOCALHOST) -> WorkerStore:
+        """Replace the store of the last round by a fresh one; an empty host means all interfaces."""
+        if self.store is not None and not self._has_unknown_operation:
+            self.store = self.store.renew()
+            return self.store
+        if self.store is not None:
+            self.store.close()
+        self.store = open_worker_store(
+            by_agent=not self._has_unknown_operation
+            and is_served_by_agent(self._context.options.agent_config.worker_store, os.environ),
+            host=host,
+            port=self._group.spec.master_port,
+            on_refusal=self._say_refusal,
+        )
+        self._has_unknown_operation = False
+        if self._is_served:
+            self.store.serve(self._context.loop)
+        return self.store
+
+    def _say_refusal(self, kind: str, what: str) -> None:
+        if kind == UNKNOWN:
+            self._has_unknown_operation = True
+            self._context.say(
+                f"a worker's torch asked the store for what elastic-run doesn't know: {what}; "
+                "the next round uses torch's own store, served by rank 0 (--worker-store=rank0 does at once)"
+            )
+        elif kind != GARBAGE:  # a port scanner is no news for the user
+            self._context.say(f"the workers' store closed a connection: {what}")
+
+
+def assign_ranks(group: WorkerGroup, group_rank: int, group_world_size: int, ranks: tuple[int, int, int, int]) -> None:
+    """Give a group's workers their ranks; `ranks` are as `ask_for_ranks` returns them."""
+    base_rank, world_size, role_rank, role_world_size = ranks
+    group.group_rank, group.group_world_size = group_rank, group_world_size
+    for worker in group.workers:
+        worker.global_rank = base_rank + worker.local_rank
+        worker.role_rank = role_rank + worker.local_rank
+        worker.world_size, worker.role_world_size = world_size, role_world_size
+
+
+# --- the start -------------------------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class LaunchedWorkers:
+    """The workers of one round that were started and are not watched yet, by local rank."""
+
     wiring: Wiring
-    logs: LogsDest | None = None
-    functions: Functions | None = None
-    fault_sockets: dict[int, str] = field(default_factory=dict)
+    logs: LogsDest | None = None  # The files for their output, or None if they could not be opened
+    functions: Functions | None = None  # The function that they run and its arguments, or None for a command
+    fault_sockets: dict[int, str] = field(default_factory=dict)  # Names of the sockets for requests of --inject-fault
     workers: dict[int, StartedWorker] = field(default_factory=dict)
-    error: Exception | None = None
-    is_of_plugin: bool = False
-    started_at: float = field(default_factory=time.time)
+    error: Exception | None = None  # The reason why not all of them were started, or None
+    is_of_plugin: bool = False  # Whether a plug-in has raised the error, which concerns no program of a worker
+    started_at: float = field(default_factory=time.time)  # Wall clock, for display
     started: float = field(default_factory=time.monotonic)
 
 
@@ -67,13 +187,12 @@ class EarlyStart:
 def start_early(context: AgentContext) -> EarlyStart | None:
     """Start the first round's workers if they need not wait for other nodes or for a template's imports.
 
-    Returns:
-        The round. None where the supervisor begins with it; it also tells the user if the round can't be joined.
+    Otherwise the supervisor begins with it; it also tells the user if the round can't be joined.
     """
-    round_join = RoundJoin(context.group, context.options.agent_config.worker_store)
+    round_join = RoundJoin(context)
     is_checked_first = bool(context.options.node_config.health_check)
     is_alone = round_join.is_immediate and context.options.is_whole_process
-    has_plugin = type(context.logs_specs) is not DefaultLogsSpecs  # the supervisor's loop goes on while it is asked
+    has_plugin = type(context.logs_specs) is not DefaultLogsSpecs  # which may raise anything
     if not is_alone or is_checked_first or has_plugin or context.worker_pool is not None:
         return None
     try:
@@ -98,12 +217,8 @@ def launch_workers(
 ) -> LaunchedWorkers:
     """Start every worker of this node; the context's group has the round's ranks and master address.
 
-    Returns:
-        The workers. If a worker can't be started, the workers before it, and the reason. `on_fork` is called in a
-        forked worker, and closes the launcher's descriptors there.
-
-    Raises:
-        Exception: Nothing was ever started, because of a defect of a plug-in, or of this program.
+    If a worker can't be started, the workers before it are returned with the reason. It raises a defect of a plug-in,
+    or of this program, if nothing was ever started. `on_fork` closes the launcher's descriptors in a forked worker.
     """
     launched = LaunchedWorkers(Wiring(capture=context.options.agent_config.capture))
     try:
@@ -131,14 +246,17 @@ def _launch(
         os.environ,
         run_id=context.run_id,
         restart_count=restart_count,
-        max_restarts=group.spec.max_restarts,
         use_agent_store=use_agent_store,
         signals=context.options.signals,
         more=context.options.worker_variables,
     )
     starter = WorkerStarter(context.guardian, launched.wiring, affinities=context.options.affinities, mask=context.mask)
-    if not isinstance(group.spec.entrypoint, str):
-        launched.functions = _prepare_functions(context)
+    if (function := group.spec.entrypoint) is not None and not isinstance(function, str):
+        from elastic_run.multiprocessing.functions.launch import Functions
+        from elastic_run.utils import macros
+
+        args = {rank: macros.substitute(list(group.spec.args), str(rank)) for rank in envs}
+        launched.functions = Functions(function, args, context.options.start_method)
     # From here to the guardian as little as can be: a launcher that is killed before leaves its temporary directory.
     starter.makes_directories = type(context.logs_specs) is DefaultLogsSpecs
     starter.logs = launched.logs = _lay_out_logs(context, envs, launched)
@@ -177,11 +295,7 @@ def _launch(
 def _open_to_faults(
     envs: Mapping[int, dict[str, str]], workers: Sequence[Worker], faults: Sequence[Fault], restart_count: int
 ) -> dict[int, str]:
-    """Let Python workers take requests for faults, and tell them which ones begin with their start.
-
-    Returns:
-        The names of the workers' sockets (`diagnosis.fault_thread`) by local rank.
-    """
+    """Let Python workers take requests for faults; return the names of their sockets (`diagnosis.fault_thread`)."""
     from elastic_run.core.agent.faults import plan_faults
     from elastic_run.diagnosis.worker_sockets import make_name
 
@@ -198,41 +312,20 @@ def _open_to_faults(
 
 
 def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], launched: LaunchedWorkers) -> LogsDest:
-    """Ask the logs specs for the files. A process that a plug-in starts begins with the mask that this process had."""
+    """Ask the logs specs for the files; the loop waits for a plug-in's answer."""
     specs = context.logs_specs
     if type(specs) is DefaultLogsSpecs:
         return specs.lay_out(envs)
-    from elastic_run.agent.plugin_calls import HungCallError, is_ours, name_call
+    from elastic_run.agent.plugin_calls import is_ours
     from elastic_run.multiprocessing.output.logs import check_logs
 
-    def reify() -> LogsDest:
-        if context.mask is None:
-            return specs.reify(envs)
-        mask = block_signals(())
-        restore_signals(context.mask)
-        try:
-            return specs.reify(envs)
-        finally:
-            restore_signals(mask)
-
-    if context.plugin_calls is None or is_ours(specs.reify):  # inherited
-        return reify()
     try:
-        logs: LogsDest = context.plugin_calls.ask(name_call(specs, "reify"), reify)
+        logs = specs.reify(envs)
         check_logs(specs, logs, envs)
-    except Exception as error:
-        launched.is_of_plugin = not isinstance(error, HungCallError)
+    except Exception:
+        launched.is_of_plugin = not is_ours(specs.reify)  # else inherited
         raise
     return logs
-
-
-def _prepare_functions(context: AgentContext) -> Functions:
-    from elastic_run.multiprocessing.functions.launch import Functions
-    from elastic_run.utils import macros
-
-    spec: Any = context.group.spec
-    args = {rank: macros.substitute(list(spec.args), str(rank)) for rank in range(spec.local_world_size)}
-    return Functions(spec.entrypoint, args, context.options.start_method)
 
 
 def _command(spec: WorkerSpec, rank: int) -> list[str]:
@@ -268,7 +361,6 @@ def worker_environments(
     *,
     run_id: str,
     restart_count: int,
-    max_restarts: int,
     use_agent_store: bool,
     signals: Sequence[int],
     more: Mapping[str, str] | None = None,
@@ -289,7 +381,7 @@ def worker_environments(
         contract.ENV_MASTER_ADDR: str(group.master_addr),
         contract.ENV_MASTER_PORT: str(group.master_port),
         contract.ENV_RESTART_COUNT: str(restart_count),
-        contract.ENV_MAX_RESTARTS: str(max_restarts),
+        contract.ENV_MAX_RESTARTS: str(spec.max_restarts),
         contract.ENV_RUN_ID: run_id,
         contract.ENV_USE_AGENT_STORE: str(use_agent_store),
         # A launcher inside the worker takes them over.
@@ -299,21 +391,20 @@ def worker_environments(
     if contract.ENV_KEPT_STATE in parent:
         shared[contract.ENV_KEPT_STATE] = ""  # a launcher inside a worker: its workers would share that one's memory
     shared.update(more or {})
-    return {worker.local_rank: {**shared, **_own_environment(spec, worker, parent)} for worker in group.workers}
-
-
-def _own_environment(spec: WorkerSpec, worker: Worker, parent: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables in which the workers of a node differ."""
-    env = {
-        contract.ENV_LOCAL_RANK: str(worker.local_rank),
-        contract.ENV_RANK: str(worker.global_rank),
-        contract.ENV_ROLE_RANK: str(worker.role_rank),
-        contract.ENV_WORLD_SIZE: str(worker.world_size),
-        contract.ENV_ROLE_WORLD_SIZE: str(worker.role_world_size),
+    envs = {
+        worker.local_rank: {
+            **shared,
+            contract.ENV_LOCAL_RANK: str(worker.local_rank),
+            contract.ENV_RANK: str(worker.global_rank),
+            contract.ENV_ROLE_RANK: str(worker.role_rank),
+            contract.ENV_WORLD_SIZE: str(worker.world_size),
+            contract.ENV_ROLE_WORLD_SIZE: str(worker.role_world_size),
+        }
+        for worker in group.workers
     }
     if spec.virtual_local_rank:
-        env[contract.ENV_LOCAL_RANK] = "0"
         from elastic_run.cluster.devices import virtual_device
 
-        env |= virtual_device(worker.local_rank, parent)
-    return env
+        for rank, env in envs.items():
+            env.update({contract.ENV_LOCAL_RANK: "0", **virtual_device(rank, parent)})
+    return envs

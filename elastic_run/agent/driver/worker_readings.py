@@ -1,16 +1,31 @@
-"""What the workers have used and written so far, for `elastic-run status`, the event log and the lines about stacks."""
+"""Reads what this node's workers do: their use of the machine and their output, and the signs of progress.
+
+The sources are /proc, the output that passes through this process, a file with each worker's heartbeats, and
+nvidia-ml-py where it is installed. A worker's text of its stacks does not count as output. psutil tells no state of a
+thread, and takes more than twice the time of a tick of the hang detection, which must not import its 2 MB either.
+
+A thread computes if it has a processor, or waits for one, and has not gone to sleep for a moment. The state at one
+instant does not tell: gloo's threads wake up 100 times a second in a rank that does nothing, and a thread that computes
+on a machine with too few processors gets next to no processor time. Threads that take turns under Python's lock sleep
+for each other; where the agent too gets its processor late, each of them has slept since. So a process computes as well
+if the time in which its threads ran or waited for a processor makes up the whole moment: gloo's threads wait little.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 
+from elastic_run import contract
+from elastic_run.core.failure.hang import Look, Signs
+from elastic_run.core.failure.stacks import find_place, parse_stacks
 from elastic_run.multiprocessing.output.worker_output import last_line
+from elastic_run.multiprocessing.process.process_table import find_descendants, list_running_threads, read_stat
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from elastic_run.agent.driver.round import Round
@@ -18,12 +33,27 @@ if TYPE_CHECKING:
     from elastic_run.core.failure.stacks import Dump
     from elastic_run.loop import Loop
 
-#: Bytes of a log file in which its last line is looked for.
+_TICK = os.sysconf("SC_CLK_TCK")
+#: Seconds without sleep in which a thread computes. A thread that polls sleeps sooner, also if it has to wait for a
+#: processor; one that computes and gets no processor waits longer.
+MOMENT = 0.04
+#: Moments of a look at most: threads that compute in turns under Python's lock sleep for each other.
+MOMENTS = 3
+#: Lines of /proc/PID/status: the state, and how often the thread has slept.
+_STATE, _SLEEPS = b"State:", b"voluntary_ctxt_switches:"
+_MOVED = (b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:")
+#: Bytes of a file of /proc/PID at most, and bytes of a log file in which its last line is looked for.
+_LIMIT = 4096
 _READ = 512
+#: Position of `utime` and `stime` behind the name in /proc/PID/stat.
+_USER, _SYSTEM = 11, 12
 #: Seconds for the GPUs' driver.
 _GPU_WAIT = 1.0
+#: Part of one processor that all background threads of a worker take at most while it waits.
+_QUIET = 0.005
 
 
+# --- use and output, for `elastic-run status`, the event log and the lines about stacks ------------------------------
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a worker's process has used: seconds of processor time, resident bytes now, its state in psutil's words."""
@@ -113,3 +143,231 @@ def _read_end(path: str, size: int) -> bytes:
         return os.pread(fd, _READ, max(0, size - _READ))
     finally:
         os.close(fd)
+
+
+# --- quiet rounds, for every job --------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the processes of a round have done so far."""
+
+    cpu: float  # Seconds of processor time
+    written: int  # Bytes that they have written to files, pipes and terminals
+    workers: int  # Workers that run
+
+
+def read_activity(workers: Sequence[int]) -> Activity:
+    """Return CPU time and written bytes of workers and their descendants, such as data loaders, so far."""
+    pids = find_descendants(frozenset(workers), since=0)
+    stats = [stat for pid in pids if (stat := read_stat(pid)) is not None]
+    written = sum(int(_read_io(pid).get(b"wchar:", 0)) for pid in pids)
+    return Activity(sum(stat.cpu for stat in stats) / _TICK, written, len(workers))
+
+
+def is_quiet(before: Activity, after: Activity, seconds: float) -> bool:
+    """Whether nothing happened between two moments.
+
+    Processes that have ended take their time with them, so less is a change too.
+    """
+    if not after.workers or before.workers != after.workers or before.written != after.written:
+        return False
+    return abs(after.cpu - before.cpu) <= _QUIET * after.workers * seconds
+
+
+# --- ticks of the hang detection --------------------------------------------------------------------------------------
+class SignReader:
+    """Reads the signs of the workers of a round; `heartbeats` are the paths of the workers' files by local rank."""
+
+    def __init__(self, current: Round, heartbeats: Mapping[int, str]) -> None:
+        self._round = current
+        self._heartbeats = heartbeats
+        #: Files of /proc that stay open: a tick that opened them anew would take twice the time, and 8 idle workers
+        #: would cost more than the bound, 0.1 % of a core.
+        self._files: dict[str, int] = {}
+
+    def read(self) -> dict[int, Signs]:
+        """Return the signs of the workers that run, by local rank."""
+        received = self._round.listen_for_stacks().received
+        found = {}
+        for rank in self._round.workers.alive:
+            pid = self._round.workers.pids[rank]
+            # The name in parentheses may hold spaces and parentheses itself: fields count from the last one.
+            fields = self._read(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, _SYSTEM + 1)
+            if len(fields) <= _SYSTEM:
+                continue  # the process is gone
+            written = self._read(f"/proc/{pid}/io").partition(b"\nwchar: ")[2].partition(b"\n")[0]
+            activity = self._round.output.activities.get(rank)
+            beat = _stat(self._heartbeats.get(rank, ""))
+            files = map(_stat, self._round.output_files(rank))
+            marks = (
+                int(written) - received.get(rank, 0) if written else 0,  # 0 where the kernel does not tell
+                0 if activity is None else int(activity.last * 1e6),
+                0 if beat is None else beat.st_mtime_ns,
+                *(0 if status is None else status.st_size for status in files),
+            )
+            found[rank] = Signs(marks, (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICK)
+        return found
+
+    def close(self) -> None:
+        """Read no more."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _read(self, path: str) -> bytes:
+        try:
+            if path not in self._files:
+                self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._files[path], _LIMIT, 0)
+        except OSError:
+            return b""
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path) if path else None
+    except OSError:
+        return None
+
+
+# --- looks of the hang detection --------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """The activity of one worker's processes so far."""
+
+    #: The threads of the worker's process that have a processor, or wait for one, but the recorder's, and how often
+    #: each has slept; the same of the first threads of its descendants.
+    running: Mapping[str, int]
+    running_children: Mapping[str, int]
+    wakes: int  # Number of times that the worker's main thread has slept and gone on
+    cpu: float  # Seconds of processor time of the worker's process
+    children_cpu: float  # The same of its descendants
+    moved: int  # Bytes that all of them have read and written, without the worker's stacks
+    #: Seconds in which the threads of the worker's process have run or waited for a processor, in sum; 0 where none
+    #: runs, or where it is not known.
+    ready: float = 0.0
+    is_computing: bool = False  # Whether one of the threads has not slept for a moment, or some thread was always ready
+    has_computing_child: bool = False  # Whether the same holds for a descendant's
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether a thread runs, and another moment may show that it computes."""
+        is_own = bool(self.running) and not self.is_computing
+        return is_own or (bool(self.running_children) and not self.has_computing_child)
+
+
+def sample_processes(current: Round) -> dict[int, ProcessSample]:
+    """Return the activity of the running workers' processes by local rank."""
+    received = current.listen_for_stacks().received
+    ranks = {current.workers.pids[rank]: rank for rank in current.workers.alive}
+    stats = {pid: stat for pid in find_descendants(ranks.keys(), since=0) if (stat := read_stat(pid)) is not None}
+    children = dict.fromkeys(ranks.values(), 0)
+    running: dict[int, list[str]] = {rank: [] for rank in ranks.values()}
+    moved = dict.fromkeys(ranks.values(), 0)
+    for pid, stat in stats.items():
+        leader = pid
+        while leader not in ranks and (above := stats.get(leader)) is not None:
+            # An orphan has another parent by now, and is still in the worker's session.
+            leader = above.session if above.session in ranks else above.parent
+        if leader in ranks:
+            rank = ranks[leader]
+            if pid != leader:
+                children[rank] += stat.cpu
+                running[rank] += [str(pid)] if stat.state == b"R" else []
+            if io := _read_io(pid):
+                stacks = received.get(rank, 0) if pid == leader else 0
+                moved[rank] += sum(int(io.get(name, 0)) for name in _MOVED) - stacks
+    return {
+        rank: ProcessSample(
+            running=(own := _read_running(pid)),
+            running_children=_count_sleeps(running[rank]),
+            wakes=_read_status(str(pid))[1],
+            cpu=stats[pid].cpu / _TICK,
+            children_cpu=children[rank] / _TICK,
+            moved=moved[rank],
+            ready=_read_ready(pid) if own else 0.0,
+        )
+        for pid, rank in ranks.items()
+        if pid in stats
+    }
+
+
+def follow(sample: ProcessSample, pid: int, seconds: float) -> ProcessSample:
+    """Return a worker's sample a moment later: with the threads that run by now, and whether one has not slept since.
+
+    The moment was `MOMENT` seconds long, or more where this process got its processor late.
+    """
+    running, children = _read_running(pid), _count_sleeps(sample.running_children)
+    ready = _read_ready(pid) if running else 0.0
+    is_always_ready = bool(sample.ready) and ready - sample.ready >= seconds
+    is_computing = is_always_ready or bool(running.items() & sample.running.items())
+    return replace(
+        sample,
+        running=running,
+        running_children=children,
+        ready=ready,
+        is_computing=sample.is_computing or is_computing,
+        has_computing_child=sample.has_computing_child or bool(children.items() & sample.running_children.items()),
+    )
+
+
+def make_look(dump: Dump, sample: ProcessSample, answer: str, *, is_gpu_busy: bool) -> Look:
+    """Return the look at one worker; its flight recorder answers `open` or `done`, and its numbers; or ""."""
+    stacks = parse_stacks(dump.text)
+    frames = () if stacks.main is None else stacks.main.frames
+    state, _, collectives = answer.partition(" ")
+    return Look(
+        stack=dump.problem or "\n".join(f"{frame.file}:{frame.line} {frame.function}" for frame in frames),
+        place=find_place(stacks, dump.problem),
+        collectives=collectives,
+        is_open=state == "open",
+        is_running=sample.is_computing,
+        has_running_child=sample.has_computing_child,
+        wakes=sample.wakes,
+        cpu=sample.cpu,
+        children_cpu=sample.children_cpu,
+        moved=sample.moved,
+        is_gpu_busy=is_gpu_busy,
+    )
+
+
+def _read_io(pid: int) -> dict[bytes, bytes]:
+    """Return the counters of /proc/PID/io by name; an empty dict if the file can't be read."""
+    try:
+        with open(f"/proc/{pid}/io", "rb", buffering=0) as file:
+            words = file.read(_LIMIT).split()
+    except OSError:
+        return {}
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def _read_running(pid: int) -> dict[str, int]:
+    # A thread that waits for the GIL wakes up 200 times a second, and the recorder's waits because of our question.
+    return _count_sleeps(list_running_threads(pid, besides=contract.RECORDER_THREAD.encode()))
+
+
+def _read_ready(pid: int) -> float:
+    """Return the seconds in which the threads of a process have run or waited for a processor; 0 where not known."""
+    seconds = 0.0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/schedstat", "rb", buffering=0) as file:
+                run, waited, _ = file.read(_LIMIT).split()
+            seconds += (int(run) + int(waited)) / 1e9
+    except (OSError, ValueError):
+        return 0.0
+    return seconds
+
+
+def _count_sleeps(tasks: Iterable[str]) -> dict[str, int]:
+    """Return how often threads have slept, of those that run."""
+    found = {task: _read_status(task) for task in tasks}
+    return {task: sleeps for task, (state, sleeps) in found.items() if state == b"R"}
+
+
+def _read_status(task: str) -> tuple[bytes, int]:
+    """Return the letter of a thread's state, and how often it has slept and gone on; 0 where that is not known."""
+    try:
+        with open(f"/proc/{task}/status", "rb") as file:
+            found = {line.split()[0]: line.split()[1] for line in file if line.startswith((_STATE, _SLEEPS))}
+    except OSError:
+        return b"", 0
+    return found.get(_STATE, b""), int(found.get(_SLEEPS, 0))

@@ -43,7 +43,7 @@ class Agent:
 
     def __init__(self, loop: Loop, directory: Path) -> None:
         self.loop = loop
-        parts: Any = SimpleNamespace(loop=loop, job=None)
+        parts: Any = SimpleNamespace(context=SimpleNamespace(loop=loop), job=None)
         self.server = ControlServer(parts)
         self.server.open({ENV_CONTROL_DIR: str(directory)})
         self.server.settle()

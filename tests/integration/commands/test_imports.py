@@ -61,7 +61,6 @@ TOO_SLOW = {
     "psutil",
     "elastic_run.cli.explain",
     "elastic_run.cli.help",
-    "elastic_run.agent.driver.event_recorder",
     "elastic_run.report.event_log",
     "prometheus_client",
     "etcd",
@@ -72,7 +71,6 @@ SEVERAL_NODES = ["--nnodes=1:2"]
 #: Each would cost such a job as much as all its messages' classes.
 TOO_SLOW_FOR_NODES = {
     "elastic_run.cli.explain",
-    "elastic_run.agent.driver.event_recorder",
     "elastic_run.report.event_log",
     "prometheus_client",
     "etcd",
@@ -133,7 +131,7 @@ def test_an_ordinary_job_does_without_psutil(launch: Launch, tmp_path: Path) -> 
     job = launch("--no-python", "sh", "-c", "sleep 1.5; kill -TERM $PPID; exec sleep 60", env=env, cwd=tmp_path)
     assert job.wait_exit() == 128 + signal.SIGTERM
     imported = set((tmp_path / "imported").read_text(encoding="utf-8").split())
-    assert "elastic_run.agent.driver.failed_ranks" in imported
+    assert "elastic_run.agent.driver.worker_readings" in imported
     assert "psutil" not in imported
 
 

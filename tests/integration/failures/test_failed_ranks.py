@@ -239,7 +239,7 @@ def test_a_preloaded_worker_tells_of_its_exception(launch: Launch, write: Write)
 
 def test_a_hook_of_the_program_hides_no_exception(launch: Launch, write: Write) -> None:
     """The hook tells nobody, so the worker is asked for its stacks when it has been silent for a while."""
-    program = shortened({"elastic_run.agent.driver.failed_ranks.SILENCE": 1.0})
+    program = shortened({"elastic_run.agent.driver.watches.SILENCE": 1.0})
     job = launch("--nproc-per-node=2", "--shutdown-timeout=1", write(_OWN_HOOK.program), program=program)
     assert job.wait_exit() == 1
     assert "ValueError: shard 7 is corrupt" in cause_of(job)

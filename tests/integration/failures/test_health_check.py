@@ -309,58 +309,6 @@ def test_a_check_may_pass_on_the_second_node_only(launch: Launch, worker: Worker
     assert [agent.stdout for agent in agents] == ["", "world 1\n", ""]
 
 
-@pytest.fixture
-def smi(tmp_path: Path) -> Check:
-    """Write a stand-in for nvidia-smi, and return the PATH on which it is found first."""
-
-    def write(body: str) -> str:
-        program = tmp_path / "bin" / "nvidia-smi"
-        program.parent.mkdir()
-        program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n{body}\n')
-        program.chmod(0o755)
-        return f"{program.parent}:{os.environ['PATH']}"
-
-    return write
-
-
-def test_a_restart_waits_for_the_old_workers_gpu_memory(
-    launch: Launch, worker: Worker, smi: Check, tmp_path: Path
-) -> None:
-    """As long as nvidia-smi lists a worker of the former round no new worker starts; strangers don't count."""
-    path = worker("open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\nsys.exit(attempt < 1)")
-    search = smi(f"echo 1; test $(wc -l < {tmp_path}/asked) -gt 3 || cat {tmp_path}/pids")
-    job = launch("--max-restarts=1", path, tmp_path / "pids", env={"PATH": search})
-    assert job.wait_exit() == 0
-    first = (tmp_path / "pids").read_text().split()[0]
-    assert f"waiting until the GPU memory of the old worker (pid {first}) is free" in job.stderr
-    asked = (tmp_path / "asked").read_text().splitlines()
-    assert asked == ["--query-compute-apps=pid --format=csv,noheader"] * 4
-
-
-@pytest.mark.parametrize(
-    ("body", "told"),
-    [
-        pytest.param(
-            "exec sleep 1000",
-            "nvidia-smi did not answer within 10 s; the workers start anyway",
-            marks=pytest.mark.long,
-        ),
-        pytest.param("cat PIDS", "is not free after 10 s; the workers start anyway", marks=pytest.mark.long),
-        ("echo no devices were found; exit 6", ""),
-    ],
-    ids=["hangs", "never free", "fails"],
-)
-def test_the_wait_for_gpu_memory_is_bounded(
-    launch: Launch, worker: Worker, smi: Check, tmp_path: Path, body: str, told: str
-) -> None:
-    """A driver that hangs, or memory that never comes back, costs ten seconds; an error costs nothing."""
-    path = worker("open(sys.argv[1], 'a').write(f'{os.getpid()}\\n')\nsys.exit(attempt < 1)")
-    search = smi(body.replace("PIDS", str(tmp_path / "pids")))
-    job = launch("--max-restarts=1", path, tmp_path / "pids", env={"PATH": search})
-    assert job.wait_exit(deadline=30) == 0
-    assert told in job.stderr
-
-
 # --- the programs of examples/health, on a recorded kernel log and nvidia-smi's answers -------------------------------
 EXAMPLES = Path(__file__).parents[3] / "examples" / "health"
 #: As dmesg shows it: an error of a program, an old fatal one, and a fresh fatal one.
