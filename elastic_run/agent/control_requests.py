@@ -154,9 +154,8 @@ class ControlRequests:
 
         def conclude(first: Sample) -> None:
             later = self._last_sample = self._take_sample()
-            ask_gpu_use(
-                self.parts.context.loop, self._gpu_memory, lambda gpus: deliver(self.describe_node(first, later, gpus))
-            )
+            loop = self.parts.context.loop
+            ask_gpu_use(loop, self._gpu_memory, lambda gpus: deliver(self.describe_node(first, later, gpus)))
 
         is_fresh = before is not None and _INTERVAL <= now.at - before.at <= _LONGEST_INTERVAL
         if before is not None and is_fresh and now.usage.keys() <= before.usage.keys():
