@@ -8,8 +8,8 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
-from elastic_run.agent.driver.round_waits import find_obstacle
 
+from elastic_run.agent.driver.round_waits import find_obstacle
 from elastic_run.core.agent import machine
 from elastic_run.core.agent.messages import Finish, RoundFailed
 from elastic_run.core.job.config import AgentConfig, JobConfig
