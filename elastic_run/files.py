@@ -194,8 +194,8 @@ def make_temporary(prefix: str) -> str | None:
     """Make a private directory, and return its path; None where temporary directories are read-only, or full."""
     places = (os.environ.get(variable) for variable in _TEMPORARY_VARIABLES)
     for place in (*filter(None, places), *_TEMPORARY_PLACES):
-        path = os.path.join(os.path.abspath(place), prefix + random_name())
         try:
+            path = os.path.join(os.path.abspath(place), prefix + random_name())
             os.mkdir(path, 0o700)
         except OSError:
             continue
