@@ -1,8 +1,8 @@
 """The commands beside the start of a job, such as ``elastic-run status``, and what they share.
 
 The first word of a command line is a command if `COMMANDS` has it; a script of that name is started with ``./`` before
-its name. For each command NAME, a module has ``run_NAME(words)``, which returns the exit code or raises UsageError
-for a mistake of the user, and ``make_NAME_parser()``, which the completion of the shell reads, too.
+its name. For each command NAME, a module has ``run_NAME(words)``, which returns the exit code or raises UsageError for
+a mistake of the user.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from elastic_run.notices import UsageError, print_text, say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
 #: Each command with its one line of help.
 COMMANDS = {
@@ -64,26 +64,14 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(text)
 
 
-def get_function(name: str, form: str) -> Any:
-    """Return a function of a command: `run_{}`, or `make_{}_parser`."""
-    module = import_module(f"elastic_run.cli.{_MODULES.get(name, f'commands.{name}')}")
-    return getattr(module, form.format(name))
-
-
 def run(words: Sequence[str]) -> int:
-    """Run a command, and return the exit code.
-
-    Args:
-        words: Its name, which `COMMANDS` has, and its arguments.
-
-    Raises:
-        SystemExit: The arguments ask for the command's help (0).
-    """
+    """Run a command, given its name and its arguments, and return the exit code."""
     name, *arguments = words
     if sys.stdout is None:  # closed by whoever started us: nobody reads it
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until this process ends
     try:
-        return int(get_function(name, "run_{}")(arguments))
+        module = import_module(f"elastic_run.cli.{_MODULES.get(name, f'commands.{name}')}")
+        return int(getattr(module, f"run_{name}")(arguments))
     except UsageError as error:
         say(f"error: {name}: {error}")
         return contract.EXIT_USAGE

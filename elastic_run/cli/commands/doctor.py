@@ -42,17 +42,6 @@ _TIMEOUT = "seconds in which the nodes have to meet (default: 60)"
 _LOG_DIR = "directory for log files: checks that it is writable (default: none)"
 
 
-def make_doctor_parser() -> CommandParser:
-    """Return the parser of the arguments."""
-    parser = CommandParser("doctor")
-    parser.add_argument("--rdzv-endpoint", "--rdzv_endpoint", default="", metavar="HOST:PORT", help=_ENDPOINT)
-    parser.add_argument("--nnodes", metavar="N", help=_NODES)
-    parser.add_argument("--timeout", default="60", metavar="SECONDS", help=_TIMEOUT)
-    parser.add_argument("--log-dir", "--log_dir", default="", metavar="DIR", help=_LOG_DIR)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return parser
-
-
 def run_doctor(words: Sequence[str]) -> int:
     """Run the checks, and print the findings; 1 if there is a problem."""
     args = _parse(words)
@@ -79,7 +68,13 @@ def collect_facts() -> dict[str, str]:
 
 
 def _parse(words: Sequence[str]) -> Namespace:
-    args = make_doctor_parser().parse_args(words)
+    parser = CommandParser("doctor")
+    parser.add_argument("--rdzv-endpoint", "--rdzv_endpoint", default="", metavar="HOST:PORT", help=_ENDPOINT)
+    parser.add_argument("--nnodes", metavar="N", help=_NODES)
+    parser.add_argument("--timeout", default="60", metavar="SECONDS", help=_TIMEOUT)
+    parser.add_argument("--log-dir", "--log_dir", default="", metavar="DIR", help=_LOG_DIR)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    args = parser.parse_args(words)
     step = None if args.rdzv_endpoint or args.nnodes is not None else _find_step()
     if step is not None and step.task_count == len(step.nodes):
         args.rdzv_endpoint, args.nnodes = step.endpoint, str(len(step.nodes))

@@ -85,17 +85,12 @@ def ask_nodes(job: RunningJob, *, of_node: str, of_job: str) -> tuple[list[dict[
 # --- status ----------------------------------------------------------------------------------------------------------
 
 
-def make_status_parser() -> CommandParser:
-    """Return the parser of `elastic-run status`."""
+def run_status(words: Sequence[str]) -> int:
+    """Print the state of a job, or the list of several jobs if none is named; 1 if no agent of the job answers."""
     parser = CommandParser("status")
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    return parser
-
-
-def run_status(words: Sequence[str]) -> int:
-    """Print the state of a job, or the list of several jobs if none is named; 1 if no agent of the job answers."""
-    args = make_status_parser().parse_args(words)
+    args = parser.parse_args(words)
     jobs = find_jobs(os.environ)
     if args.run is None and len(jobs) > 1 and not args.json:
         _print_jobs(jobs)
@@ -118,14 +113,9 @@ def run_status(words: Sequence[str]) -> int:
 # --- ps --------------------------------------------------------------------------------------------------------------
 
 
-def make_ps_parser() -> CommandParser:
-    """Return the parser of `elastic-run ps`, which takes no argument."""
-    return CommandParser("ps")
-
-
 def run_ps(words: Sequence[str]) -> int:
     """Print a row for each job of this user on this machine; 0, also if there is no job."""
-    make_ps_parser().parse_args(words)
+    CommandParser("ps").parse_args(words)
     _print_jobs(find_jobs(os.environ))
     return contract.EXIT_SUCCESS
 
@@ -150,18 +140,13 @@ def _make_row(job: RunningJob, jobs: Sequence[RunningJob]) -> tuple[str, ...]:
 # --- top -------------------------------------------------------------------------------------------------------------
 
 
-def make_top_parser() -> CommandParser:
-    """Return the parser of `elastic-run top`."""
+def run_top(words: Sequence[str]) -> int:
+    """Show a job until it ends, or until Ctrl-C."""
     parser = CommandParser("top")
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     text = f"seconds between two updates (default: {_INTERVAL:g})"
     parser.add_argument("--interval", type=float, default=_INTERVAL, metavar="SECONDS", help=text)
-    return parser
-
-
-def run_top(words: Sequence[str]) -> int:
-    """Show a job until it ends, or until Ctrl-C."""
-    args = make_top_parser().parse_args(words)
+    args = parser.parse_args(words)
     if not _SHORTEST <= args.interval <= contract.LONGEST_WAIT:
         message = f"--interval: {args.interval} must be {_SHORTEST} or more seconds"
         raise UsageError(message)
@@ -200,18 +185,13 @@ def _draw(job: RunningJob, width: int) -> Text | None:
 # --- stop ------------------------------------------------------------------------------------------------------------
 
 
-def make_stop_parser() -> CommandParser:
-    """Return the parser of `elastic-run stop`."""
+def run_stop(words: Sequence[str]) -> int:
+    """Stop a job; 0 when its launchers on this machine have ended, 1 if one refuses or has not ended in time."""
     parser = CommandParser("stop")
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     text = "give up, with exit code 1, if the job still runs after this time (default: no limit)"
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help=text)
-    return parser
-
-
-def run_stop(words: Sequence[str]) -> int:
-    """Stop a job; 0 when its launchers on this machine have ended, 1 if one refuses or has not ended in time."""
-    args = make_stop_parser().parse_args(words)
+    args = parser.parse_args(words)
     if args.timeout is not None and not args.timeout >= 0:
         message = f"--timeout: {args.timeout} must be 0 or more seconds"
         raise UsageError(message)
@@ -263,18 +243,13 @@ def _open_pidfd(agent: RunningAgent) -> int | None:
 # --- drain -----------------------------------------------------------------------------------------------------------
 
 
-def make_drain_parser() -> CommandParser:
-    """Return the parser of `elastic-run drain`."""
+def run_drain(words: Sequence[str]) -> int:
+    """Let a node leave; 0 when the node has taken the request, 1 if it may not have."""
     parser = CommandParser("drain")
     text = "host name of the node, or its node rank, as `elastic-run status --json` shows them"
     parser.add_argument("node", metavar="NODE", help=text)
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    return parser
-
-
-def run_drain(words: Sequence[str]) -> int:
-    """Let a node leave; 0 when the node has taken the request, 1 if it may not have."""
-    args = make_drain_parser().parse_args(words)
+    args = parser.parse_args(words)
     job = find_job(os.environ, args.run)
     if job.agents[0].max_nodes == 1:
         message = f"job {job.label} has one node: `elastic-run stop {job.label}` ends it"

@@ -54,21 +54,6 @@ _NAMED = 6
 _NAME_LENGTH = 40
 
 
-def make_logs_parser() -> CommandParser:
-    """Return the parser of the arguments."""
-    parser = CommandParser("logs")
-    run = f"a log directory, also of an ended job; or the {RUN_HELP}"
-    parser.add_argument("run", nargs="?", metavar="RUN", help=run)
-    follow = "show new lines as they are written, until the job ends"
-    parser.add_argument("-f", "--follow", action="store_true", help=follow)
-    parser.add_argument("--rank", metavar="RANKS", help="only these ranks, such as 3 or 0-3,8")
-    since = "only files written to in the last TIME, such as 90s, 10m or 2h"
-    parser.add_argument("--since", metavar="TIME", help=since)
-    parser.add_argument("--grep", metavar="TEXT", help="only lines that match this regular expression")
-    parser.add_argument("-n", "--lines", type=int, default=0, metavar="N", help="only the last N lines of each file")
-    return parser
-
-
 def run_logs(words: Sequence[str]) -> int:
     """Print the log files of a job; 1 if there is no line to show."""
     args = _read_arguments(words)
@@ -93,7 +78,17 @@ def run_logs(words: Sequence[str]) -> int:
 
 
 def _read_arguments(words: Sequence[str]) -> Namespace:
-    args = make_logs_parser().parse_args(words)
+    parser = CommandParser("logs")
+    run = f"a log directory, also of an ended job; or the {RUN_HELP}"
+    parser.add_argument("run", nargs="?", metavar="RUN", help=run)
+    follow = "show new lines as they are written, until the job ends"
+    parser.add_argument("-f", "--follow", action="store_true", help=follow)
+    parser.add_argument("--rank", metavar="RANKS", help="only these ranks, such as 3 or 0-3,8")
+    since = "only files written to in the last TIME, such as 90s, 10m or 2h"
+    parser.add_argument("--since", metavar="TIME", help=since)
+    parser.add_argument("--grep", metavar="TEXT", help="only lines that match this regular expression")
+    parser.add_argument("-n", "--lines", type=int, default=0, metavar="N", help="only the last N lines of each file")
+    args = parser.parse_args(words)
     if args.lines < 0:
         message = f"--lines: {args.lines} must be 0 (all) or more"
         raise UsageError(message)

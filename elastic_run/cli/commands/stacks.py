@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _VERSION = 1
 
 
-def make_stacks_parser() -> CommandParser:
-    """Return the parser of the arguments."""
+def run_stacks(words: Sequence[str]) -> int:
+    """Print the stacks; 1 if no worker runs, or no agent of the job answers."""
     parser = CommandParser("stacks")
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--rank", type=int, metavar="RANK", help="show all threads of this rank")
@@ -39,12 +39,7 @@ def make_stacks_parser() -> CommandParser:
         help="show the frames of C and C++ too, of workers on this machine, by py-spy; with --rank also the Python "
         "processes that the worker has started, such as data loaders",
     )
-    return parser
-
-
-def run_stacks(words: Sequence[str]) -> int:
-    """Print the stacks; 1 if no worker runs, or no agent of the job answers."""
-    args = make_stacks_parser().parse_args(words)
+    args = parser.parse_args(words)
     job = find_job(os.environ, args.run)
     if args.native:
         return _show_native_stacks(job, args.rank, is_json=args.json)

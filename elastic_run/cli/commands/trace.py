@@ -32,17 +32,12 @@ _MOST_CONSEQUENCES = 3
 _MOST_PROBLEMS = 5
 
 
-def make_trace_parser() -> CommandParser:
-    """Return the parser of the arguments."""
+def run_trace(words: Sequence[str]) -> int:
+    """Print the analysis; 0, also where nothing is wrong."""
     parser = CommandParser("trace")
     parser.add_argument("path", nargs="+", metavar="PATH", help="a dump, or a directory that has dumps in it")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser
-
-
-def run_trace(words: Sequence[str]) -> int:
-    """Print the analysis; 0, also where nothing is wrong."""
-    arguments = make_trace_parser().parse_args(words)
+    arguments = parser.parse_args(words)
     try:
         found = find_dumps(arguments.path)
     except DumpError as error:
