@@ -42,6 +42,8 @@ _WRITABLE = select.POLLOUT
 _BROKEN = select.POLLHUP | select.POLLERR | select.POLLNVAL
 #: Seconds that one wait lasts: the kernel counts milliseconds in 32 bits. A timer beyond that is due in a later turn.
 _LONGEST_WAIT = 86400.0
+#: Seconds in which a plug-in that has started a process collects it itself.
+_PLUGIN_WAIT = 2.0
 _WAKE = b"\0"
 _WAKE_BYTES = 4096
 #: Stands for an exit status that other code of this process has taken; `Loop.lost_exits` tells it from a real 255.
@@ -237,16 +239,26 @@ class Loop:
         """Collect ended children that nobody watches, as PID 1 of a container must.
 
         Call it when those that are not strangers are watched. The processes of `own_session` are left alone: plug-ins
-        may have started them and want their statuses.
+        may have started them. Those of another session a plug-in may have started too, so they are collected
+        `_PLUGIN_WAIT` seconds after their end.
         """
+        waiting: set[int] = set()
+
+        def collect_late(pid: int) -> None:
+            waiting.discard(pid)
+            if pid not in self._children:
+                self._collect(pid)
 
         def reap_all(number: int = signals.SIGCHLD) -> None:
             self._take_statuses(number)
             for pid in signals.list_ended_children():
                 if pid in self._children:
                     self._reap(pid)
-                elif own_session is None or _read_session(pid) not in (None, own_session):
+                elif own_session is None:
                     self._collect(pid)
+                elif pid not in waiting and _read_session(pid) not in (None, own_session):
+                    waiting.add(pid)
+                    self.call_later(_PLUGIN_WAIT, lambda pid=pid: collect_late(pid))  # type: ignore[misc]
 
         self._install(signals.SIGCHLD, reap_all)
         self.call_soon(reap_all)  # those that have ended before

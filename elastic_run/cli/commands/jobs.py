@@ -144,8 +144,8 @@ def run_top(words: Sequence[str]) -> int:
     """Show a job until it ends, or until Ctrl-C."""
     parser = CommandParser("top")
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    text = f"seconds between two updates (default: {_INTERVAL:g})"
-    parser.add_argument("--interval", type=float, default=_INTERVAL, metavar="SECONDS", help=text)
+    interval = f"seconds between two updates (default: {_INTERVAL:g})"
+    parser.add_argument("--interval", type=float, default=_INTERVAL, metavar="SECONDS", help=interval)
     args = parser.parse_args(words)
     if not _SHORTEST <= args.interval <= contract.LONGEST_WAIT:
         message = f"--interval: {args.interval} must be {_SHORTEST} or more seconds"
