@@ -9,7 +9,7 @@ import pytest
 
 from elastic_run.agent.driver.event_recorder import EventRecorder
 from elastic_run.agent.driver.worker_readings import Usage
-from elastic_run.core.agent import machine
+from elastic_run.core.agent import machine, messages
 from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
 from elastic_run.core.job.config import JobConfig
 from elastic_run.report.event_log import find_mistake
@@ -73,7 +73,7 @@ class _Recording:
         """Let the agent's machine take a step."""
         agent = machine.Agent(JobConfig(), 2, state=before)
         taken = agent.replace(state=after, stop_reason=reason)
-        self.at(now).stepped(agent, taken, ())
+        self.at(now).stepped(messages.RoundHalted(1), agent, taken, (), None)
 
     def find(self, name: str, field: str) -> list[Any]:
         """Return one field of each event that has this name."""

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.worker_readings import Usage
-    from elastic_run.core.agent.messages import Command
+    from elastic_run.core.agent.messages import Command, Event
     from elastic_run.core.failure.hang import Stillness
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.job.documents import Assignment
@@ -134,6 +135,8 @@ class EventRecorder:
     # --- the agent -------------------------------------------------------------------------------------------------
     def agent_started(self) -> None:
         """The agent begins."""
+        if not self._sinks:
+            return
         from elastic_run.agent.script_name import program_name
 
         spec, config = self._context.group.spec, self._context.options.job_config
@@ -153,6 +156,8 @@ class EventRecorder:
 
     def agent_ended(self, result: JobResult) -> None:
         """The agent knows how it ends."""
+        if not self._sinks:
+            return
         root = result.root if result.verdict != "success" else None
         self._stop_running()
         self._put(
@@ -168,30 +173,29 @@ class EventRecorder:
         )
 
     # --- steps of the machine --------------------------------------------------------------------------------------
-    def signal_received(self, number: int, sender: str) -> None:
-        """The launcher has got a signal."""
-        self._put("signal_received", signal=signal_name(number), sender=_one_line(sender))
-
-    def round_warned(self) -> None:
-        """The workers get a warning: new nodes wait to join."""
-        self._put("round_warned")
-
     def stepped(
         self,
+        event: Event,
         before: machine.Agent,
         after: machine.Agent,
         commands: Sequence[Command],
-        place: Assignment | None = None,
-        halt: str = "",
+        job: MultiNodeJob | None,
     ) -> None:
         """The state machine has taken a step; a job of several nodes has a place, and words why it halts the round."""
+        if not self._sinks:
+            return  # the texts below need imports
+        if isinstance(event, messages.Signalled):
+            sender = _one_line(self._context.senders.find(event.number))
+            self._put("signal_received", signal=signal_name(event.number), sender=sender)
+        if isinstance(event, messages.RoundWarned) and after.state == machine.RUNNING:
+            self._put("round_warned")
         if before.state == after.state:
             return
         if after.state == machine.RUNNING:
             self._round, self._restart = after.round, after.restart_count
-            self._form_round(place)
+            self._form_round(None if job is None else job.place)
         elif after.state == machine.STOPPING:
-            self._begin_stop(after.stop_reason, halt)
+            self._begin_stop(after.stop_reason, "" if job is None else job.halt)
         elif after.state == machine.PAUSING:
             pause = sum(command.delay for command in commands if isinstance(command, messages.Pause))
             self._put("pause_started", pause_s=_seconds(pause))
@@ -271,13 +275,8 @@ class EventRecorder:
         """The job hangs, as far as this node knows."""
         from elastic_run.report.stack_lines import find_odd_rank, hang_detail
 
-        self._put(
-            "hang_found",
-            still_s=_seconds(seconds),
-            rank=find_odd_rank(ranks),
-            detail=_one_line(hang_detail(ranks, ended)),
-            action=action,
-        )
+        detail = _one_line(hang_detail(ranks, ended))
+        self._put("hang_found", still_s=_seconds(seconds), rank=find_odd_rank(ranks), detail=detail, action=action)
 
     def worker_exited(self, current: Round, local_rank: int, exitcode: int) -> None:
         """A worker has ended."""
@@ -295,8 +294,9 @@ class EventRecorder:
 
     def round_gone(self, ends: Sequence[WorkerEnd], root: WorkerEnd | None, unkillable: int) -> None:
         """No process of the round lives, and all output of the workers was read."""
-        failed = [end for end in ends if end.exitcode != 0 and (end is root or not end.was_stopped)]
-        for end in failed if self._sinks else ():
+        if not self._sinks:
+            return
+        for end in [each for each in ends if each.exitcode != 0 and (each is root or not each.was_stopped)]:
             from elastic_run.core.failure.root_cause import has_lost_rank
 
             self._put(

@@ -88,7 +88,11 @@ class Supervisor:
         self._round_join = RoundJoin(context) if early_start is None else early_start.round_join
         self._round_join.serve()
         self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=context.say)
-        self._job = self._make_job()
+        self._job: MultiNodeJob | None = None
+        if hasattr(context.group.spec.rdzv_handler, "open_session"):
+            from elastic_run.agent.driver.job import MultiNodeJob
+
+            self._job = MultiNodeJob(context, self._round_join)
         context.agent = machine.Agent(
             config=self._options.job_config,
             local_world_size=context.group.spec.local_world_size,
@@ -135,14 +139,6 @@ class Supervisor:
             messages.Leave: self._leave,
             messages.Finish: self._end,
         }
-
-    def _make_job(self) -> MultiNodeJob | None:
-        """Return the job of several nodes, where the rendezvous knows one; a foreign handler has rounds only."""
-        if not hasattr(self._context.group.spec.rdzv_handler, "open_session"):
-            return None
-        from elastic_run.agent.driver.job import MultiNodeJob
-
-        return MultiNodeJob(self._context, self._round_join)
 
     # --- the run ---------------------------------------------------------------------------------------------------
     def __enter__(self) -> Supervisor:
@@ -332,23 +328,13 @@ class Supervisor:
                 before, event = self._context.agent, self._events.popleft()
                 after, commands = machine.decide(before, event, self._loop.now(), jitter)
                 self._context.agent = after
-                self._tell_step(before, event, after, commands)
+                # The event log and the user hear of a step before its commands are performed.
+                self._recorder.stepped(event, before, after, commands, self._job)
+                if machine.has_news(before, after) and not self._is_quiet:
+                    self.parts.history.tell(before, after, commands)
                 self._perform(commands)
         finally:
             self._is_feeding = False
-
-    def _tell_step(
-        self, before: machine.Agent, event: Event, after: machine.Agent, commands: tuple[Command, ...]
-    ) -> None:
-        """Tell the event log and the user of a step, before its commands are performed."""
-        if isinstance(event, messages.Signalled):
-            self._recorder.signal_received(event.number, self._context.senders.find(event.number))
-        if isinstance(event, messages.RoundWarned) and after.state == machine.RUNNING:
-            self._recorder.round_warned()
-        place, halt = (None, "") if self._job is None else (self._job.place, self._job.halt)
-        self._recorder.stepped(before, after, commands, place, halt)
-        if machine.has_news(before, after) and not self._is_quiet:
-            self.parts.history.tell(before, after, commands)
 
     def _perform(self, commands: tuple[Command, ...]) -> None:
         for command in commands:
