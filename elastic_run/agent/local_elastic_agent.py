@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
-    from elastic_run.agent.driver.worker_launch import EarlyStart
+    from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.multiprocessing.functions.contexts import PContext
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.report import JobResult
@@ -180,7 +180,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._publish_result(result)
         return result
 
-    def supervise(self, early_start: EarlyStart | None = None) -> Supervisor:
+    def supervise(self, early_start: LaunchedWorkers | None = None) -> Supervisor:
         """Make the supervisor of this agent, for a caller that needs its console after the run; the caller closes it.
 
         Returns:

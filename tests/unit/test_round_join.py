@@ -121,9 +121,12 @@ def test_workers_that_start_early_get_the_agents_store(monkeypatch: pytest.Monke
     steps: list[Any] = []
     monkeypatch.setattr(AgentContext, "block_signals", lambda _, numbers: steps.append(("block", *numbers)))
     monkeypatch.setattr(AgentContext, "adopt_orphans", lambda _: None)
-    monkeypatch.setattr(
-        worker_launch, "launch_workers", lambda *_, **named: steps.append(("launch", named["use_agent_store"]))
-    )
+
+    def launch(*_: object, use_agent_store: bool, **__: object) -> SimpleNamespace:
+        steps.append(("launch", use_agent_store))
+        return SimpleNamespace()
+
+    monkeypatch.setattr(worker_launch, "launch_workers", launch)
     early = worker_launch.start_early(context)
     assert early is not None
     assert steps == [("block", SIGTERM), ("launch", True)]

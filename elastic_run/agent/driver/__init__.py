@@ -37,7 +37,3 @@ class AgentParts:
 
             self._history = History(self.context)
         return self._history
-
-    def find_silences(self) -> dict[int, float]:
-        """Return seconds since the last output of each worker that runs, by global rank."""
-        return {} if self.current is None else self.current.find_silences()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round_waits import CheckEnd, CheckProcess, HeldRound
-    from elastic_run.agent.driver.worker_launch import EarlyStart
+    from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.core.agent.messages import Command, Event
     from elastic_run.report import JobResult
     from elastic_run.timer.timer_file import FileTimerRequest
@@ -54,14 +54,14 @@ _SETTLED = 1.0
 class Supervisor:
     """Runs the rounds of one agent to their end; the ranks and states of the context's group are kept up to date.
 
-    `early_start` is the first round, if its workers were started already. `on_step` gets each step of a round
+    `early_start` are the workers of the first round, if they were started already. `on_step` gets each step of a round
     by torch's name, and its milliseconds, `on_timer` the events of the workers' timers.
     """
 
     def __init__(
         self,
         context: AgentContext,
-        early_start: EarlyStart | None = None,
+        early_start: LaunchedWorkers | None = None,
         *,
         on_step: Callable[[str, float], None] = lambda *_: None,
         on_timer: Callable[[str, FileTimerRequest | None], None] = lambda *_: None,
@@ -85,7 +85,7 @@ class Supervisor:
         context.started = self._loop.now()
         context.feed = self._feed
         context.senders = Senders()
-        self._round_join = RoundJoin(context) if early_start is None else early_start.round_join
+        self._round_join = (early_start and early_start.round_join) or RoundJoin(context)
         self._round_join.serve()
         self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=context.say)
         self._job: MultiNodeJob | None = None
@@ -113,15 +113,14 @@ class Supervisor:
             context.worker_pool.attach(self._loop, context.say)
             self._held_round = HeldRound(context.worker_pool, self._feed_machine)
         self._background = Background(context)
-        launched = None if early_start is None else early_start.launched
         self.rounds = RoundDriver(
-            self.parts, self._round_join, launched, background=self._background, on_step=on_step, on_timer=on_timer
+            self.parts, self._round_join, early_start, background=self._background, on_step=on_step, on_timer=on_timer
         )
         self._control = ControlServer(self.parts, self.rounds.watches.describe_hang)
         if context.health_port is not None:
             context.health_port.serve_health(self._loop, lambda: context.agent.state)
         if context.metrics_port is not None:
-            context.metrics_port.serve_metrics(self._loop, lambda: context.agent.state, self.parts.find_silences)
+            context.metrics_port.serve_metrics(self._loop, lambda: context.agent.state, self._find_silences)
         if self._options.stop_time:
             # The wall clock is read once: a clock that is set later moves nothing.
             self._loop.call_later(max(0.0, self._options.stop_time - time.time()), self._tell_time_limit)
@@ -139,6 +138,9 @@ class Supervisor:
             messages.Leave: self._leave,
             messages.Finish: self._end,
         }
+
+    def _find_silences(self) -> dict[int, float]:
+        return {} if self.parts.current is None else self.parts.current.find_silences()
 
     # --- the run ---------------------------------------------------------------------------------------------------
     def __enter__(self) -> Supervisor:

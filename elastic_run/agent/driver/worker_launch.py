@@ -166,6 +166,7 @@ class LaunchedWorkers:
     """The workers of one round that were started and are not watched yet, by local rank."""
 
     wiring: Wiring
+    round_join: RoundJoin | None = None  # What has joined their round, if they were started early
     logs: LogsDest | None = None  # The files for their output, or None if they could not be opened
     functions: Functions | None = None  # The function that they run and its arguments, or None for a command
     fault_sockets: dict[int, str] = field(default_factory=dict)  # Names of the sockets for requests of --inject-fault
@@ -176,15 +177,7 @@ class LaunchedWorkers:
     started: float = field(default_factory=time.monotonic)
 
 
-@dataclass(frozen=True, slots=True)
-class EarlyStart:
-    """A first round that this node has joined, and its workers, which were started."""
-
-    round_join: RoundJoin
-    launched: LaunchedWorkers
-
-
-def start_early(context: AgentContext) -> EarlyStart | None:
+def start_early(context: AgentContext) -> LaunchedWorkers | None:
     """Start the first round's workers if they need not wait for other nodes or for a template's imports.
 
     Otherwise the supervisor begins with it; it also tells the user if the round can't be joined.
@@ -204,8 +197,9 @@ def start_early(context: AgentContext) -> EarlyStart | None:
     # Until the supervisor handles them: a stop signal would end the launcher without a message.
     context.block_signals((*context.options.signals, *context.options.forwarded, *context.options.unnamed_signals))
     launched = launch_workers(context, restart_count=0, use_agent_store=round_join.use_agent_store)
+    launched.round_join = round_join
     context.adopt_orphans()  # as early as possible: orphans of the workers' descendants go to another process before
-    return EarlyStart(round_join, launched)
+    return launched
 
 
 def launch_workers(
