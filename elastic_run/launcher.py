@@ -7,7 +7,6 @@ from `launch_config`.
 
 from __future__ import annotations
 
-import os
 import sys
 
 from elastic_run import lazy_names, signals
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.multiprocessing.output.console import Console
-    from elastic_run.report import JobResult
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent", "launch_job"]
 
@@ -239,38 +236,8 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
     with supervisor:
         job_result = supervisor.run()
         agent.record_job_result(job_result)
-        if job_result.verdict != "success":
-            _tell_ending(job_result, supervisor.console)
-        elif job_result.log_dir and getattr(context.logs_specs, "is_unnamed", False):
-            supervisor.console.say(f"the log files are in {job_result.log_dir} (--log-dir names another place)")
         if job_result.signal is None:
             agent.shut_rendezvous()
     if supervisor.plugin_calls.is_given_up:
         raise PluginHungError(job_result.exit_code)
     return job_result.exit_code
-
-
-def _tell_ending(job_result: JobResult, console: Console) -> None:
-    """Print the report, and leave it in the log directory and in the parent launcher's error file."""
-    if job_result.verdict == "usage":
-        console.say(f"error: {job_result.detail}")
-        return
-    from elastic_run.multiprocessing.errors import write_parent_error_file
-    from elastic_run.report import render, write_failure_file
-    from elastic_run.report.text import shows_colors
-
-    if job_result.log_dir:
-        job_result.failure_file = write_failure_file(job_result, job_result.log_dir, console.say)
-    lines = render(job_result, width=console.columns, color=shows_colors(2, os.environ))
-    from elastic_run.report.closing_report import find_annotation
-
-    if annotation := find_annotation(job_result, os.environ):
-        lines.append(annotation)
-    console.write(2, ("\n".join(lines) + "\n").encode(errors="replace"))
-    if job_result.verdict in ("unhealthy", "excluded"):
-        from elastic_run.schedulers.actions import describe_drain
-
-        if drain := describe_drain(os.environ, job_result.detail):
-            console.say(drain)
-    if job_result.root is not None:
-        write_parent_error_file(job_result.root, os.environ)

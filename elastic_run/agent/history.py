@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from elastic_run.core.failure.root_cause import OomKills, WorkerEnd
     from elastic_run.core.failure.stacks import Dump, Place
     from elastic_run.core.job.documents import End, EqualErrors, NodeEnds
-    from elastic_run.report import Attempt, JobResult
+    from elastic_run.multiprocessing.output.console import Console
+    from elastic_run.report.job_result import Attempt, JobResult
 
 
 #: Verdicts on this node, which may come before its first worker.
@@ -170,8 +171,8 @@ class History:
 
     def add_verdict(self, end: End) -> None:
         """Take over the job's verdict: the same root cause and attempts on every node."""
-        from elastic_run.report import Attempt
         from elastic_run.report.failure_documents import decode_root_cause, read_places
+        from elastic_run.report.job_result import Attempt
 
         self._stuck, self._equal_errors = read_places(end.stuck) if end.stuck else {}, end.equal_errors
         root = decode_root_cause(end.root)
@@ -231,7 +232,7 @@ class History:
         self._context.say(lines.awaiting_cause(seconds))
 
     def _remember_attempt(self, root: WorkerEnd) -> None:
-        from elastic_run.report import Attempt
+        from elastic_run.report.job_result import Attempt
 
         if self._round is not None:
             ended = self._round
@@ -242,7 +243,7 @@ class History:
 
     def conclude(self, finish: messages.Finish, agent: machine.Agent) -> JobResult:
         """Return how the job ended."""
-        from elastic_run.report import JobResult
+        from elastic_run.report.job_result import JobResult
         from elastic_run.store.worker_store import is_served_by_agent
 
         context, spec = self._context, self._context.group.spec
@@ -284,6 +285,34 @@ class History:
             return os.statvfs(self._context.log_directory).f_bavail == 0
         except OSError:
             return False
+
+    def print_ending(self, result: JobResult, console: Console) -> None:
+        """Print the report, and leave it in the log directory and in the error file of the launcher above."""
+        if result.verdict == "success":
+            if result.log_dir and getattr(self._context.logs_specs, "is_unnamed", False):
+                console.say(f"the log files are in {result.log_dir} (--log-dir names another place)")
+            return
+        if result.verdict == "usage":
+            console.say(f"error: {result.detail}")
+            return
+        from elastic_run.multiprocessing.errors import write_parent_error_file
+        from elastic_run.report.closing_report import find_annotation, render
+        from elastic_run.report.failure_documents import write_failure_file
+        from elastic_run.report.text import shows_colors
+
+        if result.log_dir:
+            result.failure_file = write_failure_file(result, result.log_dir, console.say)
+        lines = render(result, width=console.columns, color=shows_colors(2, os.environ))
+        if annotation := find_annotation(result, os.environ):
+            lines.append(annotation)
+        console.write(2, ("\n".join(lines) + "\n").encode(errors="replace"))
+        if result.verdict in _OF_NODE:
+            from elastic_run.schedulers.actions import describe_drain
+
+            if drain := describe_drain(os.environ, result.detail):
+                console.say(drain)
+        if result.root is not None:
+            write_parent_error_file(result.root, os.environ)
 
     def _is_brief(self, number: int | None) -> bool:
         """Whether this node shows a line in place of the whole report.

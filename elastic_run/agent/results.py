@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.multiprocessing.errors import ProcessFailure
-    from elastic_run.report import JobResult
+    from elastic_run.report.job_result import JobResult
 
 
 class WorkerState(str, Enum):

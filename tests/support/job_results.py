@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_run.core.failure.root_cause import WorkerEnd, find_root_cause
 from elastic_run.core.failure.traceback_text import parse_exception
-from elastic_run.report import JobResult
 from elastic_run.report.job_history import fold, read_events
+from elastic_run.report.job_result import JobResult
 
 if TYPE_CHECKING:
     from elastic_run.report.job_history import Event, Job

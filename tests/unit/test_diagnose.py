@@ -12,8 +12,9 @@ from elastic_run.core.failure.diagnose import Evidence, RecorderFinding, Rule, d
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.failure.stacks import STOPPED, Dump, Place, has_not_moved
 from elastic_run.core.job.documents import NodeEnds, StuckRank
-from elastic_run.report import JobResult, render
+from elastic_run.report.closing_report import render
 from elastic_run.report.failure_documents import describe_ends, read_places
+from elastic_run.report.job_result import JobResult
 from tests.support.job_results import worker_end
 
 if TYPE_CHECKING:

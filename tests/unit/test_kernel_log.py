@@ -12,7 +12,8 @@ from elastic_run.cluster.limits import has_first_pids, read_kernel_log
 from elastic_run.core.failure import diagnose as kinds
 from elastic_run.core.failure.diagnose import Evidence, Rule, diagnose, find_line, last_words, may_tell
 from elastic_run.core.failure.root_cause import find_root_cause, is_secondary
-from elastic_run.report import failure_document, render
+from elastic_run.report.closing_report import render
+from elastic_run.report.failure_documents import failure_document
 from elastic_run.report.job_result import built_in_rules
 from tests.support.job_results import result, worker_end
 

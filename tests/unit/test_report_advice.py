@@ -10,8 +10,8 @@ import pytest
 
 from elastic_run.core.failure.diagnose import find_rule
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
-from elastic_run.report import JobResult, render
-from elastic_run.report.job_result import advice, built_in_rules, read_rules
+from elastic_run.report.closing_report import render
+from elastic_run.report.job_result import JobResult, advice, built_in_rules, read_rules
 from elastic_run.report.text import wrap
 from tests.support.job_results import captured, result, worker_end
 

@@ -7,8 +7,8 @@ import pytest
 from elastic_run import contract
 from elastic_run.core.failure.diagnose import RecorderFinding
 from elastic_run.core.failure.root_cause import ExceptionText
-from elastic_run.report import Attempt, JobResult, render
-from elastic_run.report.closing_report import ending_sentence, find_annotation
+from elastic_run.report.closing_report import ending_sentence, find_annotation, render
+from elastic_run.report.job_result import Attempt, JobResult
 from elastic_run.report.text import columns
 from tests.support.job_results import STDERR, captured, result, stopped, worker_end
 

@@ -11,8 +11,14 @@ import pytest
 
 from elastic_run.core.failure.root_cause import OomKills
 from elastic_run.core.job.restart_policy import Failure
-from elastic_run.report import Attempt, failure_document, render, write_failure_file
-from elastic_run.report.failure_documents import decode_root_cause, encode_root_cause
+from elastic_run.report.closing_report import render
+from elastic_run.report.failure_documents import (
+    decode_root_cause,
+    encode_root_cause,
+    failure_document,
+    write_failure_file,
+)
+from elastic_run.report.job_result import Attempt
 from tests.support.job_results import NOON, captured, result, stopped, worker_end
 
 if TYPE_CHECKING:

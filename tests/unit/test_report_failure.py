@@ -10,7 +10,8 @@ import pytest
 
 from elastic_run.core.failure.diagnose import RecorderFinding
 from elastic_run.core.failure.root_cause import OomKills
-from elastic_run.report import Attempt, JobResult, render
+from elastic_run.report.closing_report import render
+from elastic_run.report.job_result import Attempt, JobResult
 from tests.support.job_results import NOON, captured, result, stopped, worker_end
 
 if TYPE_CHECKING:
