@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+
 pytestmark = pytest.mark.long  # torchrun takes seconds for each start
+
+
+def soak(*values: object) -> list[pytest.ParameterSet]:
+    """Return values of a parameter that only `make soak` takes."""
+    return [pytest.param(value, marks=pytest.mark.soak) for value in values]
 
 
 def assert_ratio(bound: float, to: str, measure: Callable[[int], Comparison], *, rounds: int) -> None:
@@ -88,7 +94,7 @@ def test_preloaded_workers_reduce_in_half_the_time(installation: Installation) -
     assert {measured: ratio.value for measured, ratio in ratios.items() if ratio.value > bounds[measured]} == {}
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("method", [*soak("spawn", "forkserver"), "fork"])
 def test_functions_are_launched_faster(method: str, installation: Installation) -> None:
     """Four function workers have returned in no more time than with torch's elastic_launch."""
     # By fork both take some tenths of a second, so one slow launch must not decide. Otherwise torch's workers import
@@ -145,14 +151,14 @@ def test_tee_takes_less_time(installation: Installation) -> None:
     assert max(each.speed for each in ours) >= theirs.speed
 
 
-@pytest.mark.parametrize("sink", ["pipe", "terminal", "file"])
+@pytest.mark.parametrize("sink", ["pipe", *soak("terminal", "file")])
 def test_tee_keeps_every_line(installation: Installation, sink: str) -> None:
     """Of output that cuts lines anywhere every line comes to the console whole and once, and to the log files."""
     flood = tee.flood(installation, "elastic-run", sink, 10, pause=5)
     assert flood.loss == 0, flood.text()
 
 
-@pytest.mark.parametrize("to_guardian", [None, signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("to_guardian", [signal.SIGKILL, *soak(None, signal.SIGSTOP)])
 def test_killed_launcher_leaves_nothing(installation: Installation, to_guardian: signal.Signals | None) -> None:
     """Two seconds after SIGKILL of the launcher nothing that it started lives, whatever became of its guardian."""
     for _ in range(3):
@@ -198,11 +204,7 @@ def test_a_lost_node_is_made_up_for_at_once(installation: Installation) -> None:
 
 @pytest.mark.parametrize(
     "connect",
-    [
-        connections.connect_after_failures,
-        connections.connect_new_nodes,
-        connections.connect_to_new_masters,
-    ],
+    [connections.connect_to_new_masters, *soak(connections.connect_after_failures, connections.connect_new_nodes)],
 )
 def test_workers_of_several_nodes_connect(installation: Installation, connect: connections.Connect) -> None:
     """All workers connect at the master's address after each restart, arrival of a node and replacement of rank 0."""

@@ -94,11 +94,11 @@ def compare(cold: list[dict[str, Any]], warm: list[dict[str, Any]]) -> None:
     "command",
     [
         ("script.py", "a", "${local_rank}"),
-        pytest.param(("-m", "packaged.worker", "a b"), marks=pytest.mark.long),
+        pytest.param(("-m", "packaged.worker", "a b"), marks=pytest.mark.soak),
         pytest.param(("-m", "packaged"), marks=pytest.mark.long),
         pytest.param(("folder", "--x=${local_rank}"), marks=pytest.mark.long),
         pytest.param(("archive.zip",), marks=pytest.mark.long),
-        pytest.param(("--run-path", "script.py", "a"), marks=pytest.mark.long),
+        pytest.param(("--run-path", "script.py", "a"), marks=pytest.mark.soak),
     ],
     ids=" ".join,
 )
@@ -330,8 +330,8 @@ def test_each_failure_is_as_of_an_executed_worker(rehearse: Callable[..., list[A
     [
         pytest.param(_HAPPENINGS, id="happenings"),
         pytest.param("x = 1\nif x\n    pass\n", id="syntax", marks=pytest.mark.long),
-        pytest.param("# coding: nonsense\n", id="encoding", marks=pytest.mark.long),
-        pytest.param("", id="empty", marks=pytest.mark.long),
+        pytest.param("# coding: nonsense\n", id="encoding", marks=pytest.mark.soak),
+        pytest.param("", id="empty", marks=pytest.mark.soak),
     ],
 )
 def test_a_program_runs_as_an_executed_one(program: str, rehearse: Callable[..., list[Any]], tmp_path: Path) -> None:

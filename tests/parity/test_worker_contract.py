@@ -35,9 +35,8 @@ def rehearsal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 #: The cases that run with `make test`, and those that run with `make test-long`: each difference shows in one of them.
 _SHORT = {"plain", "restarted"}
 _LONG = {difference.seen_in for difference in DIFFERENCES} | {
-    *("static, named host", "c10d, settings", "module", "no Python", "local rank in arguments", "variables for flags"),
-    *("within a worker", "devices, named", "surroundings", "terminal", "redirects, map", "killed", "raises"),
-    *("recorded by torch", "recorded by elastic-run", "restarted in vain"),
+    *("c10d, settings", "module", "no Python", "variables for flags", "surroundings", "terminal", "raises"),
+    *("recorded by torch", "recorded by elastic-run"),
 }
 
 

@@ -123,17 +123,22 @@ def run_until_reported(launch: Launch, logs: Path, *words: str | Path) -> str:
     return job.stderr
 
 
-@pytest.mark.long
+#: A program, flags, and what the report has to say; the first two take long, and the others are one more of their kind.
+_HANGS = {
+    "mismatch": (_MISMATCH, [], "all_reduce (train.py:"),
+    "looping loader": ("loops = True" + _LOADER, ["--hang-timeout=1"], "rank 0 is in "),
+    "loader": ("loops = False" + _LOADER, [], "rank 0 is in "),
+    "stopped": (_COMPUTES, ["--inject-fault=stop@8s:rank=2", "--shutdown-timeout=2"], "rank 2 is stopped (SIGSTOP, "),
+    "holds": (_HOLDS_THE_LOCK, ["--hang-timeout=1"], "rank 1 is in count (train.py:"),
+}
+
+
 @pytest.mark.parametrize(
     ("program", "flags", "expected"),
     [
-        (_COMPUTES, ["--inject-fault=stop@8s:rank=2", "--shutdown-timeout=2"], "rank 2 is stopped (SIGSTOP, "),
-        (_HOLDS_THE_LOCK, ["--hang-timeout=1"], "rank 1 is in count (train.py:"),
-        (_MISMATCH, [], "all_reduce (train.py:"),
-        ("loops = False" + _LOADER, [], "rank 0 is in "),
-        ("loops = True" + _LOADER, ["--hang-timeout=1"], "rank 0 is in "),
+        pytest.param(*hang, id=name, marks=pytest.mark.long if number < 2 else pytest.mark.soak)
+        for number, (name, hang) in enumerate(_HANGS.items())
     ],
-    ids=["stopped", "holds", "mismatch", "loader", "looping loader"],
 )
 def test_a_hang_names_the_rank_that_the_others_wait_for(
     program: str, flags: list[str], expected: str, script: Worker, launch: Launch, tmp_path: Path
@@ -260,8 +265,13 @@ def start_nodes(
     return [launch(*place, timeout, *words) for timeout in timeouts]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("action", ["report", "restart", "fail"])
+@pytest.mark.parametrize(
+    "action",
+    [
+        pytest.param("report", marks=pytest.mark.long),
+        *(pytest.param(action, marks=pytest.mark.soak) for action in ("restart", "fail")),
+    ],
+)
 def test_the_ranks_of_all_nodes_are_judged_together(
     action: str, script: Worker, launch: Launch, tmp_path: Path
 ) -> None:

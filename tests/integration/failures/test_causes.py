@@ -46,7 +46,7 @@ def run(launch: Launch, path: Path, directory: Path, flags: str = "") -> tuple[s
 
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize(
-    "count", [30, 31, *(pytest.param(count, marks=pytest.mark.long) for count in (10_000, 1_000_000))]
+    "count", [30, 31, *(pytest.param(count, marks=pytest.mark.soak) for count in (10_000, 1_000_000))]
 )
 def test_an_exception_is_found_before_any_number_of_lines(
     launch: Launch, worker: Worker, tmp_path: Path, flags: str, count: int
@@ -62,7 +62,7 @@ def test_an_exception_is_found_before_any_number_of_lines(
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("length", [1 << 16, 1 << 20, pytest.param(10_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("length", [1 << 16, 1 << 20, pytest.param(10_000_000, marks=pytest.mark.soak)])
 def test_an_exception_is_found_behind_a_message_of_many_lines(
     launch: Launch, worker: Worker, tmp_path: Path, flags: str, length: int
 ) -> None:
@@ -312,15 +312,25 @@ dist.all_reduce(torch.ones(1), group=group)
 """
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("handler", "sent", "named"),
     [
-        ("signal.SIG_DFL", "SIGSTOP", "cause rank 1 is stopped (SIGSTOP, or a shell's job control): it did not stop"),
-        ("lambda *_: None", "SIGCONT", "cause rank 1 is in load_batch (worker1.py:"),
-        ("save_checkpoint", "SIGCONT", "cause rank 0 on "),
+        pytest.param(
+            "signal.SIG_DFL",
+            "SIGSTOP",
+            "cause rank 1 is stopped (SIGSTOP, or a shell's job control): it did not stop",
+            id="stopped",
+            marks=pytest.mark.soak,
+        ),
+        pytest.param(
+            "lambda *_: None",
+            "SIGCONT",
+            "cause rank 1 is in load_batch (worker1.py:",
+            id="asleep",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("save_checkpoint", "SIGCONT", "cause rank 0 on ", id="saves", marks=pytest.mark.long),
     ],
-    ids=["stopped", "asleep", "saves"],
 )
 def test_of_two_ranks_the_one_that_was_stuck_before_the_stop_is_the_cause(
     launch: Launch, worker: Worker, handler: str, sent: str, named: str

@@ -117,10 +117,11 @@ def sweep(begin, module, name, error):
         if not is_refused and nth > 12:
             return
 """
-#: All of these begin workers. Each takes seconds, so `make test` has one, the whole job.
+#: All of these begin workers. Each takes seconds, so `make test` has one, the whole job, and `make test-long` two more.
 _BEGIN = [
     "job",
-    *(pytest.param(begin, marks=pytest.mark.long) for begin in ("tee", "command", "by_fork", "by_spawn", "plain")),
+    *(pytest.param(begin, marks=pytest.mark.long) for begin in ("tee", "by_spawn")),
+    *(pytest.param(begin, marks=pytest.mark.soak) for begin in ("command", "by_fork", "plain")),
 ]
 _REFUSED = "OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))"
 _NO_DESCRIPTOR = "OSError(errno.EMFILE, os.strerror(errno.EMFILE))"

@@ -200,17 +200,15 @@ def run(tmp_path: Path) -> Iterator[Run]:
         each.close()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("agent", "entrypoint", "method"),
     [
-        (_OWN_AGENT, "work", "spawn"),
-        (_OWN_AGENT, "work", "fork"),
-        (_OWN_AGENT, "fail", "spawn"),
-        (_LOCAL_AGENT, "work", "spawn"),
-        (_LOCAL_AGENT, "fail", "forkserver"),
+        pytest.param(_OWN_AGENT, "work", "spawn", id="own-restart", marks=pytest.mark.soak),
+        pytest.param(_OWN_AGENT, "work", "fork", id="own-restart-fork", marks=pytest.mark.long),
+        pytest.param(_OWN_AGENT, "fail", "spawn", id="own-failure", marks=pytest.mark.soak),
+        pytest.param(_LOCAL_AGENT, "work", "spawn", id="local-restart", marks=pytest.mark.soak),
+        pytest.param(_LOCAL_AGENT, "fail", "forkserver", id="local-failure", marks=pytest.mark.long),
     ],
-    ids=["own-restart", "own-restart-fork", "own-failure", "local-restart", "local-failure"],
 )
 def test_an_agent_written_for_torch(
     agent: str, entrypoint: str, method: str, run: Run, torch_python: TorchPython, tmp_path: Path
