@@ -1,12 +1,23 @@
-"""The restart policy as a table."""
+"""The restart policy, ranks, and what a node with another configuration is told."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from elastic_run.core.job.config import JobConfig, Window
+from elastic_run.contract import LARGEST_NUMBER
+from elastic_run.core.job.config import JobConfig, Window, describe_difference, describe_settled
+from elastic_run.core.job.documents import NodeInfo, StoreAddress
+from elastic_run.core.job.ranks import WorkerRanks, assign_group_ranks, assign_worker_ranks
 from elastic_run.core.job.restart_policy import Failure, GiveUp, Restart, decide_restart
+from elastic_run.core.job.short_lists import list_ranks
+from elastic_run.core.job.state import Node
 
+# --- the restart policy -----------------------------------------------------------------------------------------------
 SAME = "ValueError: x"
 NOW = 1000.0
 
@@ -116,3 +127,166 @@ def test_a_launch_without_a_main_guard_is_not_restarted() -> None:
     answer = decide_restart(JobConfig(max_restarts=3), [Failure(1, decision="stop")], [], NOW, 0.5)
     assert isinstance(answer, GiveUp)
     assert "without `if __name__ == '__main__':`" in answer.detail
+
+
+# --- ranks of nodes and workers, beside an oracle ---------------------------------------------------------------------
+_STORE = StoreAddress("h", 1)
+
+
+def _node(name: str, rank: int | None = None, preferred: int | None = None, location: str = "") -> Node:
+    info = NodeInfo(name, 1, 1, preferred_rank=preferred, location=location)
+    return Node(name, info, _STORE, arrived=1, arrived_at=0.0, rank=rank)
+
+
+_RANKS = st.none() | st.integers(-1, 7)
+
+
+@given(st.lists(st.tuples(_RANKS, _RANKS), min_size=1, max_size=6))
+def test_group_ranks_are_dense_and_unique_and_wishes_are_heard(wishes: list[tuple[int | None, int | None]]) -> None:
+    """Ranks run from 0 to the number of nodes; who comes first gets what it had, then what it prefers."""
+    candidates = [_node(f"n{index}", rank, preferred) for index, (rank, preferred) in enumerate(wishes)]
+    ranks = assign_group_ranks(candidates)
+    assert list(ranks.values()) == list(range(len(wishes)))
+    had = {rank for rank, _ in wishes if rank in range(len(wishes))}
+    for rank in had:
+        assert ranks[next(c.node for c in candidates if c.rank == rank)] == rank
+    new = {preferred for rank, preferred in wishes if rank is None and preferred in range(len(wishes))}
+    for preferred in new - had:
+        holder = next(candidate for candidate in candidates if ranks[candidate.node] == preferred)
+        assert holder.node_info.preferred_rank == preferred
+
+
+def test_the_rest_is_given_out_in_order_of_joining() -> None:
+    """Nodes without a wish take the lowest free ranks, the first the lowest."""
+    ranks = assign_group_ranks([_node("a"), _node("b", rank=1), _node("c", preferred=0), _node("d")])
+    assert ranks == {"c": 0, "b": 1, "a": 2, "d": 3}
+
+
+def test_nodes_of_one_switch_are_neighbours() -> None:
+    """Where locations are known, they order the nodes that have neither a rank nor a wish."""
+    order = [("a", "s2/0"), ("b", "s1/1"), ("c", ""), ("d", "s2/2"), ("e", "s1/0")]
+    candidates = [_node(node, location=location) for node, location in order]
+    assert list(assign_group_ranks([*candidates, _node("f", rank=0)])) == ["f", "c", "e", "b", "a", "d"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 4)), max_size=6))
+def test_worker_ranks_are_those_of_counting_one_by_one(sizes: list[tuple[str, int]]) -> None:
+    """Numbering the workers one after the other, in all and per role, gives the same ranks."""
+    workers = [(node, role) for node, (role, size) in enumerate(sizes) for _ in range(size)]
+    for node, ranks in enumerate(assign_worker_ranks(sizes)):
+        role = sizes[node][0]
+        alike = [number for number, other in workers if other == role]
+        assert ranks == WorkerRanks(
+            base_rank=[number for number, _ in workers].index(node),
+            role_rank=alike.index(node),
+            role_world_size=len(alike),
+        )
+
+
+def test_ranks_are_listed_as_ranges() -> None:
+    """Consecutive ranks are one range; of many ranges the first ones are shown, with the number of all ranks."""
+    assert list_ranks([0, 1, 2, 4]) == "0-2, 4"
+    assert list_ranks(range(0, 40, 2)) == "0, 2, 4, 6, 8, ... (20 in all)"
+
+
+# --- what a node with another configuration is told -------------------------------------------------------------------
+TIMES = [
+    *("min_uptime", "max_backoff", "join_timeout", "last_call_timeout", "keep_alive_interval"),
+    *("scale_up_delay", "scale_up_grace"),
+]
+JOB = JobConfig(1, 4)
+DIFFERENCES = {
+    "nodes": (JobConfig(2, 4), "--nnodes is 2:4 here and 1:4 in the job"),
+    "window": (
+        JobConfig(1, 4, restart_window=Window(3, 60.0)),
+        "--restart-window is 3 per 60 s here and none in the job",
+    ),
+    "codes": (
+        JobConfig(1, 4, no_restart_exit_codes=(3, 4)),
+        "--no-restart-exit-codes is 3,4 here and none in the job",
+    ),
+    "truth": (JobConfig(1, 4, has_successors=True), "successors of the endpoint is yes here and no in the job"),
+    "two": (
+        JobConfig(1, 4, max_restarts=2, keep_alive_interval=1.5),
+        "--max-restarts is 2 here and 0 in the job; keep_alive_interval is 1.5 here and 2 in the job",
+    ),
+    "settled": (JobConfig(1, 4, last_call_timeout=1.0, max_backoff=2.0), ""),
+}
+
+
+@pytest.mark.parametrize(("node", "text"), DIFFERENCES.values(), ids=DIFFERENCES.keys())
+def test_a_difference_names_the_flag_and_both_values(node: JobConfig, text: str) -> None:
+    """Whoever disagrees learns in what, what it was told and what the job goes by."""
+    assert describe_difference(JOB, node) == text
+
+
+def test_a_settled_time_names_the_flag_and_both_values() -> None:
+    """A node whose times have no effect learns which hold, in one sentence."""
+    node = JobConfig(1, 4, last_call_timeout=60.0, min_uptime=2.5, max_restarts=9)
+    assert describe_settled(JOB, node) == (
+        "the values of the job's first node apply, not those of this node: "
+        "--min-uptime is none, not 2.5 s; last_call_timeout is 30 s, not 60 s"
+    )
+    assert describe_settled(JOB, JOB) == ""
+
+
+def test_every_setting_is_compared() -> None:
+    """No setting can differ without being named, refused or settled; none is both."""
+    for name in JobConfig.__slots__:
+        before = getattr(JOB, name)
+        if isinstance(before, bool):
+            value: object = not before
+        elif isinstance(before, int | float):
+            value = before + 3
+        else:
+            value = {"on_split": "continue", "no_restart_exit_codes": (1,)}.get(name, 5)
+        changes = {name: value, "max_nodes": 9} if name == "min_nodes" else {name: value}
+        other = JobConfig(**{"min_nodes": 1, "max_nodes": 4, **changes})  # type: ignore[arg-type]  # all are of the right type
+        assert bool(describe_difference(JOB, other)) != bool(describe_settled(JOB, other)), name
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_nodes": 1 << 60},
+        {"max_restarts": 1 << 60},
+        {"max_restarts": math.nan},
+        {"keep_alive_max_attempt": 1 << 60},
+        *({name: value} for name in TIMES for value in (math.nan, math.inf, 1e300)),
+    ],
+)
+def test_a_value_that_no_other_node_could_read_is_refused(values: dict[str, Any]) -> None:
+    """A program gets an error before anything is started, which names the field."""
+    with pytest.raises(ValueError, match=rf"^JobConfig: {next(iter(values))} is .*, and must be from 0 to [0-9.e+]+$"):
+        JobConfig(**values)
+
+
+def test_the_largest_number_is_taken() -> None:
+    """It is what the message of the refusal allows."""
+    assert JobConfig(max_restarts=LARGEST_NUMBER).max_restarts == LARGEST_NUMBER
+
+
+def test_an_interval_that_no_node_could_keep_is_refused() -> None:
+    """All nodes would be silent for the others at once."""
+    with pytest.raises(ValueError, match=r"a keep-alive takes 0\.001 s or more$"):
+        JobConfig(keep_alive_interval=1e-300)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"max_restarts": -1}, "max_restarts is -1, and must be"),
+        *(({name: -0.5}, f"{name} is -0.5, and must be") for name in TIMES if name != "keep_alive_interval"),
+    ],
+)
+def test_a_negative_number_or_time_is_refused(values: dict[str, Any], said: str) -> None:
+    """A program gets an error before anything is started, which names the field."""
+    with pytest.raises(ValueError, match=rf"^JobConfig: {said} from 0 to {LARGEST_NUMBER}$"):
+        JobConfig(**values)
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(-1, 60.0), (1, -60.0), (1, 0.0), (1, math.nan)])
+def test_a_window_that_makes_no_sense_is_refused(count: int, seconds: float) -> None:
+    """A negative number, or no time in which it could be counted."""
+    with pytest.raises(ValueError, match=rf"^Window: {count} per {seconds:g} s has a negative number, or no time$"):
+        Window(count, seconds)

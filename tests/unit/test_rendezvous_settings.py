@@ -1,17 +1,32 @@
-"""What --rdzv-conf says to the rendezvous of several nodes, and what is wrong with it."""
+"""Endpoints, settings and the handler of jobs of several nodes: what is said, and what is wrong with it."""
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from elastic_run.core.job.config import JobConfig
-from elastic_run.rendezvous import RendezvousParameters
+from elastic_run.core.job.config import JobConfig, Window
+from elastic_run.rendezvous import RendezvousParameters, addresses
+from elastic_run.rendezvous.addresses import (
+    find_listening,
+    find_local_address,
+    find_trouble,
+    find_whether_own_host,
+    parse_endpoints,
+)
 from elastic_run.rendezvous.backend_table import read_settings
-from elastic_run.rendezvous.handler import create_handler
+from elastic_run.rendezvous.coordination.places import Place
+from elastic_run.rendezvous.handler import ElasticRendezvousHandler, create_handler, open_session
+from elastic_run.rendezvous.utils import can_bind, parse_rendezvous_config, parse_rendezvous_endpoint
+from elastic_run.store.connecting import format_endpoint
+from elastic_run.store.errors import UNRESOLVED, StoreConnectionError
+from tests.support.sessions import plain_setup
 
 
+# --- --rdzv-conf ------------------------------------------------------------------------------------------------------
 def test_defaults() -> None:
     """Without settings the lease is 6 s, a node waits 600 s for others, and the last call takes 30 s."""
     settings = read_settings("c10d", {})
@@ -126,3 +141,204 @@ def test_what_does_not_suit_a_backend_is_named(
         create_handler(RendezvousParameters(backend, endpoint, run_id, 2, 2, **settings))
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+# --- endpoints and settings as users write them -----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("  ", {}),
+        ("timeout=5", {"timeout": "5"}),
+        (" a = 1 , b=x=y ", {"a": "1", "b": "x=y"}),
+    ],
+)
+def test_settings_are_read_in_order(text: str, expected: dict[str, str]) -> None:
+    """Settings come in their order, without blanks, and keep an equals sign within a value."""
+    assert list(parse_rendezvous_config(text).items()) == list(expected.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("timeout", "'timeout' in 'timeout' has no '='"),
+        ("=5", "'=5' in '=5' has no key"),
+        ("a=", "'a=' in 'a=' has no value"),
+        ("a=1,", "'' in 'a=1,' has no key"),
+        ("a=1,b", "'b' in 'a=1,b' has no '='"),
+        ("a=1,a=2", "'a' is set twice in 'a=1,a=2', to '1' and to '2'"),
+    ],
+)
+def test_a_wrong_setting_is_named_in_one_line(text: str, named: str) -> None:
+    """A mistake in the settings is one line that quotes the entry and says what is missing."""
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - the message is compared below
+        parse_rendezvous_config(text)
+    assert str(raised.value).startswith(named)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, ("localhost", 29400)),
+        ("", ("localhost", 29400)),
+        ("  ", ("localhost", 29400)),
+        ("node-1.cluster", ("node-1.cluster", 29400)),
+        (" node_1:1234 ", ("node_1", 1234)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("host:65535", ("host", 65535)),
+        ("host:00080", ("host", 80)),
+        ("[::1]", ("::1", 29400)),
+        ("[::1]:29500", ("::1", 29500)),
+        ("[fe80::1%eth0]:29500", ("fe80::1%eth0", 29500)),
+        ("::1", ("::1", 29400)),
+        ("2001:db8:0:0:0:0:0:1", ("2001:db8:0:0:0:0:0:1", 29400)),
+        ("2001:db8::1:29500", ("2001:db8::1", 29500)),
+    ],
+)
+def test_an_endpoint_is_split_into_host_and_port(text: str | None, expected: tuple[str, int]) -> None:
+    """Names, IPv4 and IPv6 addresses are understood, with a port and without."""
+    assert parse_rendezvous_endpoint(text, default_port=29400) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["host:", "host:port", "host:-1", "host:65536", "host:123456", "host:1.5", "host:²", "host:1_0", "[::1]:x"]
+)
+def test_a_wrong_port_is_named_with_what_is_allowed(text: str) -> None:
+    """A port that is no number from 0 to 65535 is refused in one line that quotes the endpoint."""
+    with pytest.raises(ValueError, match="is not a number from 0 to 65535") as raised:
+        parse_rendezvous_endpoint(text, default_port=29400)
+    assert str(raised.value).startswith(f"rendezvous endpoint {text!r}: port ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(":29400", "a b:1", "host$:1", "tcp://host:1", "[]:1", "a,b:1", "[x%y]:1", "h%e:1"),
+        *("999.1.1.1:1", "1.2.3.4.5:1", "..:1", "host:1:2"),
+    ],
+)
+def test_a_wrong_host_is_named(text: str) -> None:
+    """A host that is neither a name nor an address is refused in one line that quotes the endpoint."""
+    with pytest.raises(ValueError, match="is not a host name, an IPv4 or an") as raised:
+        parse_rendezvous_endpoint(text, default_port=29400)
+    assert str(raised.value).startswith(f"rendezvous endpoint {text!r}: ")
+
+
+def test_only_an_address_of_this_machine_can_be_bound() -> None:
+    """An address of an interface here is this machine's; one of another machine, or of another kind, is not."""
+    assert can_bind(socket.AF_INET, ("127.0.0.1", 0))
+    assert not can_bind(socket.AF_INET, ("192.0.2.1", 0))
+
+
+# --- which addresses are this machine's -------------------------------------------------------------------------------
+def test_an_endpoint_and_its_successors() -> None:
+    """Endpoints are separated by commas; those without a port get the default one, IPv6 stands in brackets."""
+    assert parse_endpoints("a, b:1,[::1]:2", 29400) == [("a", 29400), ("b", 1), ("::1", 2)]
+    assert [format_endpoint(*one) for one in parse_endpoints("a,[::1]:2", 9)] == ["a:9", "[::1]:2"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1", "0.0.0.0"])  # noqa: S104 - any of ours
+def test_own_addresses(host: str) -> None:
+    """Loopback is this machine, and so is its own name, without asking anybody."""
+    assert find_whether_own_host(host, 1.0)
+    assert find_whether_own_host(socket.gethostname(), 1.0)
+
+
+# 203.0.113.0/24 and 2001:db8::/32 are reserved for documentation: no machine has them.
+@pytest.mark.parametrize("host", ["203.0.113.77", "2001:db8::1", "a" * 64])
+def test_foreign_addresses(host: str) -> None:
+    """An address of no interface, or a name that can't exist, is not this machine."""
+    assert not find_whether_own_host(host, 1.0)
+
+
+@pytest.mark.parametrize(("suffix", "expected"), [(".no.such.domain.invalid", True), ("x.invalid", False)])
+def test_a_name_that_does_not_resolve(monkeypatch: pytest.MonkeyPatch, suffix: str, expected: bool) -> None:
+    """A full name of ours that no name server knows is ours still; another one is not."""
+
+    def resolve(*_: object) -> list[object]:
+        message = "no such name"
+        raise StoreConnectionError(message, UNRESOLVED)
+
+    monkeypatch.setattr(addresses, "resolve", resolve)
+    own = socket.gethostname().partition(".")[0]
+    assert bool(find_whether_own_host(own + suffix, 1.0)) is expected
+    assert find_local_address(own + suffix, 1, 1.0)
+
+
+def test_the_address_of_the_interface_that_reaches_the_endpoint() -> None:
+    """Towards an address of this machine that isn't loopback, that address is ours."""
+    towards_anywhere = find_local_address("127.0.0.1", 1, 1.0)
+    assert find_local_address(towards_anywhere, 1, 1.0) == towards_anywhere
+    assert find_whether_own_host(towards_anywhere, 1.0)
+
+
+@pytest.mark.parametrize("has_ipv6", [True, False])
+def test_all_loopback_addresses_are_tried_at_any_port(monkeypatch: pytest.MonkeyPatch, *, has_ipv6: bool) -> None:
+    """Only root may bind most of the others."""
+
+    def can_bind(family: int, address: tuple[str, int]) -> bool:
+        return address[1] == 0 and (has_ipv6 or family == socket.AF_INET)
+
+    monkeypatch.setattr(addresses, "can_bind", can_bind)
+    assert find_listening("localhost", 1.0).hosts == ("127.0.0.1", "::1")[: 1 + has_ipv6]
+
+
+def test_trouble_has_a_name() -> None:
+    """A port that answers is no trouble; one where nobody listens is refused."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert find_trouble("127.0.0.1", port, 5.0) is None
+    assert find_trouble("127.0.0.1", port, 5.0) == f"nobody listens (connection refused) at 127.0.0.1:{port}"
+
+
+# --- what a handler over a job store takes from its settings ----------------------------------------------------------
+class FakeRounds:
+    """Notes how it was closed."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def finish(self) -> None:
+        """Note it."""
+        self.calls.append("finish")
+
+    def close(self, timeout: float) -> None:
+        """Note how long that may take."""
+        self.calls.append(timeout)
+
+
+def test_a_shutdown_takes_as_long_as_close_timeout_says() -> None:
+    """The end of a session may take `close_timeout` seconds; before, the node says that its part is done."""
+    handler = object.__new__(ElasticRendezvousHandler)
+    rounds = FakeRounds()
+    handler._rounds = rounds  # type: ignore[assignment] # a fake
+    handler._settings = read_settings("c10d", {"close_timeout": "5"})
+    assert handler.shutdown()
+    assert rounds.calls == ["finish", 5.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"preferred_rank": 1 << 60},
+        {"location": "x" * 99999},
+    ],
+)
+def test_a_value_that_the_job_could_not_read_is_refused(values: dict[str, Any]) -> None:
+    """The job would pass over the node's messages, its own coordinator's as well, and the node would wait for ever."""
+    setup = plain_setup()
+    setup = replace(setup, node_info=replace(setup.node_info, **values))
+    place = Place("c10d", "job", [("127.0.0.1", 1)], is_host=False)
+    with pytest.raises(ValueError, match=r"^the other nodes could not read a value of this node: NodeInfo.* must be "):
+        open_session(place, read_settings("c10d", {}), setup, local_addr="127.0.0.1")
+
+
+def test_a_window_that_the_job_could_not_read_is_refused() -> None:
+    """A configuration is sent as well."""
+    setup = plain_setup(membership_window=Window(1 << 60, 5.0))
+    place = Place("c10d", "job", [("127.0.0.1", 1)], is_host=False)
+    with pytest.raises(
+        ValueError, match=r"^the other nodes could not read a value of this node: Window\.count must be "
+    ):
+        open_session(place, read_settings("c10d", {}), setup, local_addr="127.0.0.1")

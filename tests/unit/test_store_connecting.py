@@ -1,17 +1,25 @@
-"""How a store's address is looked up, and how long its connections may be dark."""
+"""How a store is found and opened, and the proofs of the token."""
 
 from __future__ import annotations
 
 import errno
+import hmac
 import socket
+from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.rendezvous.coordination.opening import NODE, SERVER, Credentials, make_nonce
 from elastic_run.store import connecting
+from elastic_run.store import worker_store as listener
 from elastic_run.store.connecting import Backoff, notice_darkness, reason_of, resolve
 from elastic_run.store.errors import CLOSED, REFUSED, SILENT, UNREACHABLE, StoreConnectionError
 
+if TYPE_CHECKING:
+    import _socket
 
+
+# --- how an address is looked up, and how long a connection may be dark -----------------------------------------------
 def test_a_name_without_an_address_is_told_with_the_name_servers_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no name server that does not answer."""
 
@@ -55,3 +63,63 @@ def test_pauses_double_up_to_the_longest() -> None:
     drawn = iter([1.0, 0.5, 1.0, 1.0])
     backoff = Backoff(0.1, 0.5, lambda: next(drawn))
     assert [backoff.next_pause() for _ in range(4)] == pytest.approx([0.1, 0.1, 0.4, 0.5])
+
+
+# --- how a port is opened ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("error", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL])
+def test_without_ipv6_a_public_port_is_one_of_ipv4(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """The kernel has no IPv6, or it is switched off."""
+    bind = listener._bind
+
+    def bind_without_ipv6(host: str, port: int) -> _socket.socket:
+        if ":" in host:
+            raise OSError(error, "no IPv6 here")
+        return bind(host, port)
+
+    monkeypatch.setattr(listener, "_bind", bind_without_ipv6)
+    (opened,) = listener.open_listeners([])
+    assert opened.getsockname()[0] == "0.0.0.0"  # noqa: S104 - compared
+    opened.close()
+
+
+# --- proofs of the token ----------------------------------------------------------------------------------------------
+_OWN = Credentials(b"a token")
+_NODE_NONCE, _SERVER_NONCE = "c" * 64, "5" * 64
+
+
+@pytest.mark.parametrize("role", [SERVER, NODE])
+def test_both_ends_make_the_same_proof(role: bytes) -> None:
+    """A proof is accepted by the other end, which has the same token and the same nonces."""
+    proof = Credentials(b"a token").prove(role, _NODE_NONCE, _SERVER_NONCE)
+    assert _OWN.is_proof(proof, role, _NODE_NONCE, _SERVER_NONCE)
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [
+        Credentials(b"another token").prove(NODE, _NODE_NONCE, _SERVER_NONCE),
+        hmac.new(b"a token", NODE + (_NODE_NONCE + _SERVER_NONCE).encode(), "sha256").hexdigest(),
+        _OWN.prove(SERVER, _NODE_NONCE, _SERVER_NONCE),
+        _OWN.prove(NODE, _SERVER_NONCE, _NODE_NONCE),
+        _OWN.prove(NODE, "0" * 64, _SERVER_NONCE),
+        _OWN.prove(NODE, _NODE_NONCE, "0" * 64),
+        _OWN.prove(NODE, _NODE_NONCE, _SERVER_NONCE)[:-1],
+        "0" * 64,
+        "",
+        None,
+        7,
+        "ä" * 64,
+    ],
+    ids=[
+        *("token", "underived", "reflected", "swapped", "replayed", "replayed-at-node", "cut", "zeros", "empty"),
+        *("missing", "number", "no-ascii"),
+    ],
+)
+def test_nothing_else_is_a_proof(proof: object) -> None:
+    """Another token, another role, another connection's nonces, less than all of it and garbage are no proof."""
+    assert not _OWN.is_proof(proof, NODE, _NODE_NONCE, _SERVER_NONCE)
+
+
+def test_nonces_are_new() -> None:
+    """A nonce never comes twice."""
+    assert len({make_nonce() for _ in range(1000)}) == 1000

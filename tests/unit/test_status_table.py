@@ -1,4 +1,4 @@
-"""The text of `elastic-run status`, and which workers stand out."""
+"""`elastic-run status`: its text, the documents of nodes, and the nodes that a job goes on without."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ from typing import Any
 
 import pytest
 
+from elastic_run.core.job.config import Window
+from elastic_run.core.job.coordination import list_left_out
+from elastic_run.core.job.documents import Promise
+from elastic_run.core.job.membership import Leaving
+from elastic_run.core.job.node_status import DRAIN, STACKS, STATUS, count_members, is_sound, kind_of
+from elastic_run.core.job.restart_policy import UNHEALTHY
+from elastic_run.core.job.state import Job
+from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.report.status_table import find_left_out, find_marks, render_status
 from elastic_run.report.text import columns
+from tests.unit.test_exclusion import Play
 
 
+# --- the text, and which workers stand out ----------------------------------------------------------------------------
 def worker(rank: int, **changes: Any) -> dict[str, Any]:
     """Return the document of a worker that runs."""
     fields = {
@@ -202,3 +212,109 @@ def test_a_strangers_kept_state_is_passed_over(kept: dict[str, object]) -> None:
     ]
     found = [[line for line in each if line.startswith("kept state")] for each in lines]
     assert found == [[], ["kept state: step 7, 2.0 s old, 1 MiB of 2 MiB"]]
+
+
+# --- documents that nodes send where somebody asks --------------------------------------------------------------------
+def document(**fields: Any) -> dict[str, Any]:
+    """Return a node's document."""
+    node = dict.fromkeys(("node_rank", "nodes", "round_uptime", "world_size"))
+    node |= dict.fromkeys(("uptime", "round", "restart_count", "max_restarts"), 0)
+    node |= dict.fromkeys(("state", "program", "log_dir", "news"), "")
+    return {**node, "host": "a", "pid": 1, "workers": [worker_part()], "round_id": "1/1/a", "round_nodes": 1, **fields}
+
+
+def worker_part(**fields: Any) -> dict[str, Any]:
+    """Return a worker's part of a document."""
+    unknown = dict.fromkeys(("pid", "exit_code", "cpu", "memory", "gpu", "gpu_memory", "silence"))
+    return {**unknown, "rank": 0, "local_rank": 0, "state": "running", "last_line": "x", **fields}
+
+
+def test_a_node_answers_each_kind_of_question_with_its_own_fields() -> None:
+    """An unknown question, of another release, is taken for one about the state; unknown fields are passed over."""
+    assert is_sound(document(mood="good"))
+    assert not is_sound(document(), STACKS)
+    drained = {"host": "a", "pid": 1, "node_rank": None, "is_leaving": True, "workers": [], "asked": "drain 3 a"}
+    assert is_sound({**drained, "round_id": "", "round_nodes": 0}, "drain 3 a")
+    assert [kind_of(question) for question in ("drain 3 a", "stacks", "mood")] == [DRAIN, STACKS, STATUS]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"host": 3},
+        {"state": None},
+        {"pid": True},
+        {"uptime": float("nan")},
+        {"round_id": None},
+        {"workers": [{}]},
+        {"workers": ["x"]},
+        {"workers": [worker_part(pid=True)]},
+        {"workers": [worker_part(silence="long")]},
+        {"workers": [worker_part(cpu=float("inf"))]},
+    ],
+)
+def test_what_is_no_document_is_passed_over(fields: dict[str, Any]) -> None:
+    """A node of another release, or a stranger, can't break the command of a user."""
+    assert not is_sound(document(**fields))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "counted"),
+    [
+        ([], (0, 0)),
+        (["", ""], (0, 0)),
+        (["r", "r", "r"], (3, 0)),
+        (["r", "", "", "r"], (3, 1)),
+        (["r", "s", "s", ""], (3, 1)),
+        (["r", "r", "r", "r"], (3, 0)),
+    ],
+)
+def test_nodes_are_counted_in_the_round_of_most(rounds: list[str], counted: tuple[int, int]) -> None:
+    """Nodes that wait, and nodes of an earlier round, answer for no node of this round."""
+    assert count_members([{"round_id": name, "round_nodes": 3 if name else 0} for name in rounds]) == counted
+
+
+# --- nodes that the job goes on without -------------------------------------------------------------------------------
+def play(period: Window | None = None) -> Play:
+    """Let three nodes be a job of which one is excluded by an exit code."""
+    job = Play(["a", "b", "c"], min_nodes=1, exclude_exit_codes=(77,), exclude_after=period)
+    job.now = 40.0
+    job.fail("b", code=77)
+    return job
+
+
+def test_an_excluded_machine_is_listed_until_it_may_join_again() -> None:
+    """With its host, its reason, and the seconds that are left."""
+    job = play(Window(2, 3600.0))
+    (found,) = list_left_out(job.job, 700.0)
+    assert found == {
+        "host": "b",
+        "kind": "excluded",
+        "reason": "exit code 77 is listed in --exclude-exit-codes: b fails",
+        "seconds": 600.0,
+        "expires": 3000.0,
+    }
+    assert list_left_out(job.job, 3701.0) == []
+
+
+def test_an_exclusion_without_a_period_lasts() -> None:
+    """There is nothing to count down."""
+    (found,) = list_left_out(play().job, 9e6)
+    assert found["expires"] is None
+
+
+def test_an_unhealthy_node_is_listed_until_its_host_is_back() -> None:
+    """A node that has left for another reason is not in the list."""
+    job = Play(["a", "b", "c"], min_nodes=1)
+    job.small_job.feed("c", Leaving("signal"))
+    job.small_job.feed("b", Leaving(UNHEALTHY, "check.sh ended with exit code 1"))
+    (found,) = list_left_out(job.job, 5.0)
+    assert (found["host"], found["kind"], found["seconds"], found["expires"]) == ("b", "unhealthy", None, None)
+    assert found["reason"] == "check.sh ended with exit code 1"
+    job.join("again", host="b")
+    assert list_left_out(job.job, 5.0) == []
+
+
+def test_a_job_that_has_not_begun_leaves_nobody_out() -> None:
+    """Before the first node has joined there is no configuration."""
+    assert list_left_out(Job(Promise(), ONLY_ONE, 0.0), 0.0) == []
