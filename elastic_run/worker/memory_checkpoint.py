@@ -422,7 +422,10 @@ def _copy_in(node: NodeMemories, share: _Share, plan: SavePlan, planner: SavePla
     """Copy all items of a plan into a half of the memory, and make the record."""
     memory = node.memories[node.own]
     half, start = memory.begin(share.whole)
-    memory.check_room(sum(align(_count_bytes(item)) for item in plan.items))
+    length_of_tensors = sum(align(_count_bytes(item)) for item in plan.items)
+    memory.check_room(length_of_tensors)
+    if torch.cuda.is_initialized() and length_of_tensors:
+        memory.pin(start, length_of_tensors)
     entries: list[Entry] = []
     position, devices = 0, set()
     for item in plan.items:
