@@ -27,6 +27,7 @@ from benchmarks import (
     orphans,
     scale,
     start,
+    state,
     tee,
     warm,
 )
@@ -55,6 +56,7 @@ BENCHMARKS = {
     "nodes": nodes.measure,
     "node_connections": connections.measure_nodes,
     "scale": scale.measure,
+    "state": state.measure,
     "tee": tee.measure,
     "diagnosis": diagnosis.measure,
 }
