@@ -22,6 +22,8 @@ from benchmarks.job import BenchmarkError, Job
 from benchmarks.warm import _FRESH_STORE as FRESH_STORE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from benchmarks.figures import Figure
     from benchmarks.installation import Effort, Installation
 
@@ -73,7 +75,7 @@ def _lose_workers(installation: Installation, effort: Effort) -> list[Figure]:
 
     figures = []
     for how, where in (("shm", "/dev/shm"), ("disk", "a disk")):
-        contenders = {"elastic-run": kept, "torchrun": partial(lose, "torchrun", how)}
+        contenders: dict[str, Callable[[], float]] = {"elastic-run": kept, "torchrun": partial(lose, "torchrun", how)}
         comparison = interleave(contenders, rounds=effort.pairs)
         figures.append(
             compared(

@@ -25,7 +25,7 @@ dist.init_process_group("nccl" if has_gpu else "gloo")
 rank = dist.get_rank()
 
 torch.manual_seed(0)
-data = torch.randn(4096, 16)
+data = torch.utils.data.TensorDataset(torch.randn(4096, 16))
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to(device)
 for layer in model:
     if any(True for _ in layer.parameters()):
@@ -33,13 +33,15 @@ for layer in model:
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 sampler = ElasticSampler(data, seed=0)
-loader = torch.utils.data.DataLoader(data, batch_size=32, sampler=sampler)
+loader: torch.utils.data.DataLoader[tuple[torch.Tensor, ...]] = torch.utils.data.DataLoader(
+    data, batch_size=32, sampler=sampler
+)
 
 kept = KeptState(model=model, optimizer=optimizer, sampler=sampler)
 step = kept.restore() or 0
 print(f"rank {rank} begins after step {step}", flush=True)
 while step < STEPS:
-    for batch in sampler.track(loader):  # an epoch, from where it was
+    for (batch,) in sampler.track(loader):  # an epoch, from where it was
         x = batch.to(device)
         loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
         optimizer.zero_grad()

@@ -10,12 +10,16 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+
+if TYPE_CHECKING:
+    from elastic_run.worker import KeptState
 
 dist.init_process_group("gloo")
 rank, restart = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -38,15 +42,15 @@ class OnDisk:
         if not newest.exists():
             return 0
         step = int(newest.read_text())
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-        load(state, checkpoint_id=self.directory / f"{step}")
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        load({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=self.directory / f"{step}")
+        set_state_dict(model, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer)
         return step
 
     def save(self, step: int) -> None:
         """Write a checkpoint, and remove the one before the last."""
-        state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-        save(state, checkpoint_id=self.directory / f"{step}")
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=self.directory / f"{step}")
         if rank == 0:
             (self.directory / "part").write_text(f"{step}")
             (self.directory / "part").replace(self.directory / "newest")
@@ -54,12 +58,16 @@ class OnDisk:
                 old.unlink()
 
 
-if how == "kept":
+def choose() -> "KeptState | OnDisk":
+    """Return what keeps the state; torchrun's workers need no elastic-run."""
+    if how != "kept":
+        return OnDisk(Path(how))
     from elastic_run.worker import KeptState
 
-    kept = KeptState(model=model, optimizer=optimizer)
-else:
-    kept = OnDisk(Path(how))
+    return KeptState(model=model, optimizer=optimizer)
+
+
+kept = choose()
 step = kept.restore() or 0
 while True:
     loss = model(torch.ones(1, 512)).square().mean()

@@ -236,7 +236,13 @@ class History:
 
         if self._round is not None:
             ended = self._round
-            attempt = Attempt(ended.restart_count, root, started_at=ended.started_at, uptime=ended.uptime)
+            attempt = Attempt(
+                ended.restart_count,
+                root,
+                started_at=ended.started_at,
+                uptime=ended.uptime,
+                kept_state=self._context.kept_label(),
+            )
             self._attempts.append(attempt)
             # Of a job that restarts for months the first attempt and the last ones.
             del self._attempts[1:-_LAST_ATTEMPTS]

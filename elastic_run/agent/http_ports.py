@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from elastic_run.agent.http_server import HttpRequest
+    from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.loop import Loop
 
 #: Causes that are counted by name. The program chooses the names of its exceptions, so their number needs a limit.
@@ -122,10 +123,14 @@ class MetricsPort(HttpPort):
             self.failures[known] = self.failures.get(known, 0) + 1
 
     def serve_metrics(
-        self, loop: Loop, find_state: Callable[[], str], find_silences: Callable[[], dict[int, float]]
+        self,
+        loop: Loop,
+        find_state: Callable[[], str],
+        find_silences: Callable[[], dict[int, float]],
+        kept: KeptMemories | None,
     ) -> None:
-        """Begin to answer with the counts, the agent's state, and seconds since the last output by global rank."""
-        self._find_state, self._find_silences = find_state, find_silences
+        """Begin to answer with the counts, the agent's state, seconds since a rank's last output, and kept state."""
+        self._find_state, self._find_silences, self._kept = find_state, find_silences, kept
         self.serve(loop, lambda request: _answer_path(request, ("/metrics",), self._answer))
 
     def _answer(self, request: HttpRequest) -> None:
@@ -161,6 +166,12 @@ class MetricsPort(HttpPort):
         for rank, seconds in self._find_silences().items():
             silences.add_metric([str(rank)], seconds)
         yield silences
+        if self._kept is not None:
+            kept = self._kept.read_status()
+            yield GaugeMetricFamily("elastic_run_kept_state_bytes", "Memory that --keep-state uses.", kept["used"])
+            if kept["age"] is not None:
+                text = "Seconds since the newest state was kept."
+                yield GaugeMetricFamily("elastic_run_kept_state_age_seconds", text, kept["age"])
         since = 0.0 if self.running_since is None else now - self.running_since
         running, wall = self.running_s + since, max(1e-9, now - self.began_at)
         text = "Seconds in which all workers of this node ran and none had failed"

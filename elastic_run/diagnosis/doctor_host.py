@@ -13,7 +13,7 @@ import subprocess
 import psutil
 
 from elastic_run.cluster.devices import torch_build
-from elastic_run.cluster.limits import available_cpus, cgroup_limit, list_names, read_text
+from elastic_run.cluster.limits import available_cpus, available_memory, cgroup_limit, list_names, read_text
 from elastic_run.diagnosis.doctor_report import problem, warning
 from elastic_run.files import find_program
 from elastic_run.records import dataclass
@@ -109,6 +109,9 @@ def check_control_groups(subject: Subject) -> list[Finding]:
         evidence = f"memory.max of the control group is {min(limit for limit, _ in memory) // _MIB} MiB"
         remedy = "raise the memory limit: docker --memory, resources.limits.memory of the pod, sbatch --mem"
         found.append(problem(what, evidence, remedy))
+    if (left := available_memory(root=subject.root)) < subject.kept_bytes:
+        what = f"--keep-state needs {subject.kept_bytes / 1e9:.1f} GB of memory, and {left / 1e9:.1f} GB are left"
+        found.append(problem(what, "memory of the machine and its control groups", "keep less, or raise the limit"))
     pairs = _read_limits(subject, "pids", dict.fromkeys((1, 2), ("pids.max", "pids.current")))
     processes_left = min((limit - used for limit, used in pairs), default=_LEAST_GROUP_PROCESSES)
     if processes_left < _LEAST_GROUP_PROCESSES:

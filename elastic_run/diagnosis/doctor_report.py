@@ -40,6 +40,7 @@ class Subject:
     endpoints: tuple[tuple[str, int], ...] = ()  # Where the nodes meet; port -1 if the user named none
     most_nodes: int = 1
     directories: tuple[str, ...] = ()  # Directories that the job writes to
+    kept_bytes: int = 0  # Memory that --keep-state will take
     known_variables: frozenset[str] = field(default_factory=frozenset)  # Those with the prefix PET_ that we read
     root: str = "/"  # Root of the file system
     timeout: float = 3.0  # Seconds for each name, connection or program

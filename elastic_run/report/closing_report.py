@@ -290,7 +290,7 @@ def _attempts(result: JobResult, room: int) -> list[str]:
             runs[-1][1].append(attempt)
         else:
             runs.append((text, [attempt]))
-    lines = [shorten(f"{_attempt_numbers(run)}: {text}", room, tail=0.2) for text, run in runs]
+    lines = [shorten(f"{_attempt_numbers(run)}{_kept(run[-1])}: {text}", room, tail=0.2) for text, run in runs]
     if len(lines) > _MOST_RUNS:
         lines = [lines[0], f"... ({max(len(result.attempts), result.restarts_used)} attempts in all)", lines[-1]]
     return lines
@@ -325,6 +325,10 @@ def _attempt_numbers(run: list[Attempt]) -> str:
     low, high = span(lives[0]), span(lives[-1])
     lived = low if low == high else f"{low} to {high}"
     return f"attempts {first.restart_count}-{last.restart_count} failed after {lived}"
+
+
+def _kept(attempt: Attempt) -> str:
+    return "" if attempt.kept_state is None else f" at step {printable(attempt.kept_state)}"
 
 
 def _survivors(survivors: tuple[tuple[int, str], ...], room: int) -> list[str]:

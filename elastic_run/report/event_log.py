@@ -126,6 +126,7 @@ EVENTS: dict[str, Kind] = {
         (
             Field("start_s", "seconds", "since round_formed"),
             Field("recovery_s", "seconds", "since the failure before it on this node; else null", may_be_null=True),
+            Field("kept_state", "text", "the step of the state that they find, with --keep-state", may_be_null=True),
         ),
     ),
     "first_output": Kind(

@@ -136,6 +136,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "started_at": attempt.started_at,
         "started_at_utc": _utc(attempt.started_at),
         "uptime": attempt.uptime,
+        "kept_state": attempt.kept_state,
         "root_cause": None if attempt.root is None else _worker(attempt.root),
     }
 

@@ -36,6 +36,7 @@ class Attempt:
     root: WorkerEnd | None  # The worker that failed first, or None
     started_at: float  # Wall clock, seconds since the epoch
     uptime: float  # Seconds until the first failure
+    kept_state: str | None = None  # The step of the state that was kept by then, with --keep-state
 
 
 @dataclass(slots=True)

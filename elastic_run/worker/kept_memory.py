@@ -168,7 +168,7 @@ class KeptMemory:
             return
         import torch
 
-        runtime: Any = torch.cuda.cudart()
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call] # torch's
         address = self.view(position, length).data_ptr()
         if self._pinned.pop(position, 0):
             runtime.cudaHostUnregister(address)

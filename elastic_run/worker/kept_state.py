@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     class Stateful(Protocol):
         """What has a state: modules, optimizers, schedulers, samplers, gradient scalers."""
 
-        def state_dict(self) -> dict[str, Any]:
+        def state_dict(self) -> Mapping[str, Any]:
             """Return the state."""
 
-        def load_state_dict(self, state_dict: dict[str, Any]) -> object:
+        def load_state_dict(self, state_dict: Any) -> object:
             """Take a state."""
 
 

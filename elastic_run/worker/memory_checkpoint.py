@@ -424,7 +424,7 @@ def _copy_in(node: NodeMemories, share: _Share, plan: SavePlan, planner: SavePla
     half, start = memory.begin(share.whole)
     length_of_tensors = sum(align(_count_bytes(item)) for item in plan.items)
     memory.check_room(length_of_tensors)
-    if torch.cuda.is_initialized() and length_of_tensors:
+    if torch.cuda.is_initialized() and length_of_tensors:  # type: ignore[no-untyped-call] # torch's
         memory.pin(start, length_of_tensors)
     entries: list[Entry] = []
     position, devices = 0, set()

@@ -40,6 +40,7 @@ class _Recording:
             loop=SimpleNamespace(now=lambda: self._now),
             has_temporary_logs=False,
             metrics_port=None,
+            kept_label=lambda: None,
         )
         self.recorder = EventRecorder(context)
         self.events: list[dict[str, Any]] = cast("list[dict[str, Any]]", self.recorder._waiting)

@@ -94,7 +94,7 @@ def test_the_document_has_exactly_the_keys_of_version_1() -> None:
         "stderr_target": "",
     }
     attempt = document["attempts"][0]
-    assert set(attempt) == {"restart_count", "started_at", "started_at_utc", "uptime", "root_cause"}
+    assert set(attempt) == {"restart_count", "started_at", "started_at_utc", "uptime", "kept_state", "root_cause"}
     assert set(attempt["root_cause"]["exception"]) == {"type", "message", "where", "cause", "lines", "is_certain"}
     assert [worker["rank"] for worker in document["workers"]] == [1, 0]
 

@@ -176,6 +176,11 @@ class AgentContext:
             message = f"{who} {least} file descriptors here, but only {allowed} are allowed (ulimit -n)"
             raise OSError(errno.EMFILE, message)
 
+    def kept_label(self) -> str | None:
+        """Return the step of the newest state that this node's workers have kept, or None."""
+        label: str | None = None if self.kept is None else self.kept.read_status()["label"]
+        return label
+
     @property
     def has_room_for_stacks(self) -> bool:
         """Whether each worker gets a pipe for its stacks, after `make_room`.

@@ -247,6 +247,7 @@ class EventRecorder:
             "workers_started",
             start_s=_seconds(now - current.started),
             recovery_s=None if recovery is None else _seconds(now - recovery),
+            kept_state=self._context.kept_label(),
         )
 
     def output_came(self, current: Round, local_rank: int, silence: float | None) -> None:

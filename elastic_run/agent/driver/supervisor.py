@@ -120,7 +120,9 @@ class Supervisor:
         if context.health_port is not None:
             context.health_port.serve_health(self._loop, lambda: context.agent.state)
         if context.metrics_port is not None:
-            context.metrics_port.serve_metrics(self._loop, lambda: context.agent.state, self._find_silences)
+            context.metrics_port.serve_metrics(
+                self._loop, lambda: context.agent.state, self._find_silences, context.kept
+            )
         if self._options.stop_time:
             # The wall clock is read once: a clock that is set later moves nothing.
             self._loop.call_later(max(0.0, self._options.stop_time - time.time()), self._tell_time_limit)

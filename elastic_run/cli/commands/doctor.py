@@ -11,6 +11,7 @@ from elastic_run.cli.commands import CommandParser
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.values import whole_number
 from elastic_run.core.job.config import JobConfig, NodeConfig, Window
+from elastic_run.core.kept_generations import read_size
 from elastic_run.diagnosis.doctor_checks import find_version, run_checks
 from elastic_run.diagnosis.doctor_report import (
     PROBLEM,
@@ -39,6 +40,7 @@ _NODES = "number of nodes on which you run this command: they meet at the endpoi
 _TO_LOOK_UP = 3.0
 _PROBE = "elastic_run.diagnosis.doctor_nodes"
 _TIMEOUT = "seconds in which the nodes have to meet (default: 60)"
+_KEEP_STATE = "memory for the training's state: checks that the machine and the container have it (default: none)"
 _LOG_DIR = "directory for log files: checks that it is writable (default: none)"
 
 
@@ -73,6 +75,7 @@ def _parse(words: Sequence[str]) -> Namespace:
     parser.add_argument("--nnodes", metavar="N", help=_NODES)
     parser.add_argument("--timeout", default="60", metavar="SECONDS", help=_TIMEOUT)
     parser.add_argument("--log-dir", "--log_dir", default="", metavar="DIR", help=_LOG_DIR)
+    parser.add_argument("--keep-state", "--keep_state", default="", metavar="SIZE", help=_KEEP_STATE)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     args = parser.parse_args(words)
     step = None if args.rdzv_endpoint or args.nnodes is not None else _find_step()
@@ -91,6 +94,14 @@ def _read_number(flag: str, text: str, allowed: str) -> int:
         return whole_number(text, least=1, allowed=allowed)
     except ValueError as error:
         message = f"{flag}: {text!r} {error}"
+        raise UsageError(message) from None
+
+
+def _read_size(text: str) -> int:
+    try:
+        return read_size(text)
+    except ValueError as error:
+        message = f"--keep-state: {text!r} {error}"
         raise UsageError(message) from None
 
 
@@ -116,6 +127,7 @@ def _make_subject(args: Namespace) -> Subject:
         endpoints=tuple(endpoints),
         most_nodes=args.nnodes,
         directories=(args.log_dir,) if args.log_dir else (),
+        kept_bytes=_read_size(args.keep_state) if args.keep_state else 0,
         known_variables=frozenset(flag.variable for flag in FLAGS if flag.variable),
     )
 

@@ -130,6 +130,7 @@ FAULTS = [
         "only 48 MiB of memory are left",
         "resources.limits.memory",
     ),
+    Fault("too-much-to-keep", "", "needs 900000.0 GB of memory, and", "raise the limit", "--keep-state=900TB"),
     Fault(
         "no-interface",
         "export GLOO_SOCKET_IFNAME=ib0",

@@ -120,7 +120,10 @@ def test_a_killed_worker_loses_no_step(launch: Launch, worker: Worker, tmp_path:
     program = worker(TRAIN)
     flags = ("--nproc-per-node=2", "--preload=torch", "--max-restarts=3", "--max-backoff=0", "--keep-state=16MB")
     kills = "0:0/7,1:1/8,2:0/21"
-    assert launch(*flags, program, str(tmp_path / "killed"), kills, "30").wait_exit() == 0
+    log = tmp_path / "events.jsonl"
+    assert launch(*flags, f"--events-file={log}", program, str(tmp_path / "killed"), kills, "30").wait_exit() == 0
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [event["kept_state"] for event in events if event["event"] == "workers_started"] == [None, "7", "8", "21"]
     assert launch(*flags, program, str(tmp_path / "calm"), "", "30").wait_exit() == 0
     assert _read_losses(tmp_path / "killed") == _read_losses(tmp_path / "calm")
 
