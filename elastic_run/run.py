@@ -132,7 +132,12 @@ def run_command(
             code, leave = hung.exit_code, os._exit
         is_stopped = code == contract.EXIT_SIGNAL_BASE + 15  # by SIGTERM
         if args.requeue is not None and is_stopped and not request.has_left_slurm:
-            code = _requeue(args.requeue, code)
+            from elastic_run.schedulers.actions import requeue_job
+
+            is_wanted, text = requeue_job(os.environ, args.requeue)
+            if text:
+                say(text)
+            code = contract.EXIT_REQUEUED if is_wanted else code
     except KeyboardInterrupt:
         # Before the loop has the signals: nothing was started yet.
         code = contract.EXIT_SIGNAL_BASE + 2
@@ -205,16 +210,6 @@ def _make_join_command(
         flags=tuple(filter(None, (write_given(flag, args, origins) for flag in flags if flag.group != CONFIGURATION))),
         program=program if is_told_apart else ("--", *program),
     )
-
-
-def _requeue(limit: int, code: int) -> int:
-    """Ask Slurm to run this job again, and return the exit code."""
-    from elastic_run.schedulers.actions import requeue_job
-
-    is_wanted, text = requeue_job(os.environ, limit)
-    if text:
-        say(text)
-    return contract.EXIT_REQUEUED if is_wanted else code
 
 
 def _report_error(error: Exception, origins: Mapping[str, Origin]) -> int:

@@ -22,13 +22,13 @@ import os
 
 from elastic_run.cli.flags import CONFIGURATION
 from elastic_run.cli.request import FILE, Origin
-from elastic_run.cli.values import job_id, nearest, short_name, text_list
+from elastic_run.cli.values import job_id, nearest, refuse, short_name, text_list
 from elastic_run.files import read_toml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any, NoReturn
+    from typing import Any
 
     from elastic_run.cli.flags import Flag
 
@@ -51,7 +51,7 @@ def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, O
         try:
             flag = _find_flag(dest, known)
             if dest in values:
-                _refuse("is set twice, with a hyphen and with an underscore")
+                refuse("is set twice, with a hyphen and with an underscore")
             # As the command line would have it, where the locale knows less than UTF-8.
             text = os.fsdecode(_write(flag, value).encode())
             values[dest] = (_read(flag, text), Origin(FILE, path, "" if flag.is_switch else text))
@@ -61,29 +61,25 @@ def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, O
     return values
 
 
-def _refuse(reason: str) -> NoReturn:
-    raise ValueError(reason) from None
-
-
 def _find_flag(dest: str, known: Mapping[str, Flag]) -> Flag:
     flag = known.get(dest)
     if flag is None:
         names = [flag.name[2:] for flag in known.values() if flag.group != CONFIGURATION]
-        _refuse(f"is not a flag{nearest(dest.replace('_', '-'), names)}")
-    return flag if flag.group != CONFIGURATION else _refuse("is for the command line only")
+        refuse(f"is not a flag{nearest(dest.replace('_', '-'), names)}")
+    return flag if flag.group != CONFIGURATION else refuse("is for the command line only")
 
 
 def _read(flag: Flag, text: str) -> Any:
     try:
         return flag.parse(text)
     except ValueError as error:
-        _refuse(f"{text!r} {error}")
+        refuse(f"{text!r} {error}")
 
 
 def _write(flag: Flag, value: object) -> str:
     """Return a value of TOML as the text of a flag."""
     if flag.is_switch:
-        return str(int(value)) if isinstance(value, bool) else _refuse(f"{_show(value)} is not true or false")
+        return str(int(value)) if isinstance(value, bool) else refuse(f"{_show(value)} is not true or false")
     if isinstance(value, list) and ",..." in flag.values:
         return ",".join(_write_item(flag, item) for item in value)
     if isinstance(value, dict) and flag.values.startswith("KEY="):
@@ -91,13 +87,13 @@ def _write(flag: Flag, value: object) -> str:
     if isinstance(value, str) or (_is_number(value) and flag.parse not in (str, short_name, job_id)):
         return str(value)
     if _is_number(value):
-        _refuse(f'{value} is a number, but the value is a text: write "{value}"')
-    _refuse(f"{_show(value)} is not a value of this flag ({flag.values})")
+        refuse(f'{value} is a number, but the value is a text: write "{value}"')
+    return refuse(f"{_show(value)} is not a value of this flag ({flag.values})")
 
 
 def _write_item(flag: Flag, item: object) -> str:
     if not isinstance(item, str) and not _is_number(item):
-        _refuse(f"{_show(item)} in the list is not a value of this flag ({flag.values})")
+        refuse(f"{_show(item)} in the list is not a value of this flag ({flag.values})")
     return str(item).replace(",", ",,") if flag.parse is text_list else str(item)
 
 
@@ -105,8 +101,8 @@ def _write_setting(key: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str) and not _is_number(value):
-        _refuse(f"{key}: {_show(value)} is not a number, a text, true or false")
-    return str(value) if "," not in str(value) else _refuse(f"{key}: {value!r} has a comma, which ends a setting")
+        refuse(f"{key}: {_show(value)} is not a number, a text, true or false")
+    return str(value) if "," not in str(value) else refuse(f"{key}: {value!r} has a comma, which ends a setting")
 
 
 def _is_number(value: object) -> bool:

@@ -211,4 +211,4 @@ def _join(values: Sequence[str]) -> str:
 
 def _shown_id(args: Namespace, origins: Mapping[str, Origin]) -> str:
     origin = origins.get("rdzv_id")
-    return origin.text if origin is not None and origin.text else str(args.rdzv_id)
+    return (origin and origin.text) or str(args.rdzv_id)

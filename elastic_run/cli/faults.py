@@ -5,15 +5,11 @@ Each is `KIND[=VALUE][@TIME][:rank=R][:attempt=N][:seed=N]`.
 
 from __future__ import annotations
 
-from elastic_run.cli.values import duration
+from elastic_run.cli.values import duration, refuse
 from elastic_run.cluster.limits import memory_limit
 from elastic_run.core.agent.faults import ACTIONS, AGENT_ACTIONS, Fault
 from elastic_run.notices import UsageError
 from elastic_run.signals import SIGKILL, SIGSTOP, signal_number
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 #: Signals by the names of faults, and 0 for those without; None where the signal is the value.
 _KINDS = {
@@ -52,24 +48,24 @@ def _read_fault(text: str) -> Fault:
     head, at, when = what.partition("@")
     kind, _, value = head.partition("=")
     if kind not in _KINDS:
-        _refuse(f"a fault {kind!r}, which is none of {', '.join(_KINDS)}")
+        refuse(f"has a fault {kind!r}, which is none of {', '.join(_KINDS)}")
     if kind == "import" and at:
-        _refuse(f"the time {when!r}, but the module of import={value} is missing from the start")
+        refuse(f"has the time {when!r}, but the module of import={value} is missing from the start")
     signal = _KINDS[kind]
     if signal is None:
         signal = signal_number(value)
         if signal is None:
-            _refuse(f"{kind}={value}, which is not the name of a signal such as SIGSEGV")
+            refuse(f"has {kind}={value}, which is not the name of a signal such as SIGSEGV")
     elif value and kind not in (*_PAUSING, *_NUMBERS, "import"):
-        _refuse(f"{kind}={value}, but {kind} takes no value")
+        refuse(f"has {kind}={value}, but {kind} takes no value")
     first, dots, last = when.partition("..") if at else ("0", "", "")
     after = _read_seconds(first)
     before = _read_seconds(last) if dots else after
     if before < after:
-        _refuse(f"the time {when}, whose end is before its start")
+        refuse(f"has the time {when}, whose end is before its start")
     places = dict(word.partition("=")[::2] for word in words)
     if len(places) < len(words) or not places.keys() <= set(_PLACES):
-        _refuse(f"{':'.join(words)!r}, and the keys are {', '.join(_PLACES)}, each at most once")
+        refuse(f"has {':'.join(words)!r}, and the keys are {', '.join(_PLACES)}, each at most once")
     return Fault(
         signal=signal,
         after=after,
@@ -89,11 +85,11 @@ def _read_action(kind: str, value: str) -> str:
         number = _read_number(kind, str(default) if not value and default is not None else value) or 0
         if not least <= number <= most:
             bound = f"above {most}" if number > most else f"below {least}"
-            _refuse(f"{kind}={value}, which is {bound}")
+            refuse(f"has {kind}={value}, which is {bound}")
         return f"{kind} {number}"
     if kind == "import":
         if not all(part.isidentifier() for part in value.split(".")):
-            _refuse(f"import={value}, which is not the name of a module such as torchvision")
+            refuse(f"has import={value}, which is not the name of a module such as torchvision")
         return f"{kind} {value}"
     return kind if kind in ACTIONS or kind in AGENT_ACTIONS else ""
 
@@ -102,7 +98,7 @@ def _read_seconds(text: str) -> float:
     try:
         return duration(text)
     except ValueError as error:
-        _refuse(f"the time {text!r}, which {error}")
+        refuse(f"has the time {text!r}, which {error}")
 
 
 def _read_number(name: str, text: str, word: str = "") -> int | None:
@@ -110,10 +106,5 @@ def _read_number(name: str, text: str, word: str = "") -> int | None:
     if word and text == word:
         return None
     if not (text.isascii() and text.isdecimal()):
-        _refuse(f"{name}={text}, which is not a number from 0 up{f', nor {word}' if word else ''}")
+        refuse(f"has {name}={text}, which is not a number from 0 up{f', nor {word}' if word else ''}")
     return int(text)
-
-
-def _refuse(what: str) -> NoReturn:
-    message = f"has {what}"
-    raise ValueError(message) from None

@@ -73,20 +73,17 @@ def render_help(flags: Sequence[Flag]) -> str:
     """Return the text of --help: the most used flags, examples, and the names of the commands."""
     names = textwrap.fill(", ".join(COMMANDS), WIDTH, initial_indent="  ", subsequent_indent="  ")
     commands = f"Commands (elastic-run help explains them)\n{names}\n"
-    return "\n".join([_USAGE, *_render_most_used(flags), commands, _render_end(flags)])
+    return _render_short(commands, flags, is_first=False)
 
 
-def _render_most_used(flags: Sequence[Flag]) -> list[str]:
+def _render_short(commands: str, flags: Sequence[Flag], *, is_first: bool) -> str:
+    """Return the most used flags and examples, with a text about the commands before or behind them."""
     by_name = {flag.name: flag for flag in flags}
     examples = "\n".join(f"  {command}\n      {text}" for command, text in EXAMPLES)
-    return [_render_group("Most used flags", [by_name[name] for name in MOST_USED]), f"Examples\n{examples}\n"]
-
-
-def _render_end(flags: Sequence[Flag]) -> str:
-    return (
-        "[PET_...] is the environment variable that sets the flag.\n"
-        f"--help-all shows all {len(flags)} flags and the exit codes.\n"
-    )
+    most_used = [_render_group("Most used flags", [by_name[name] for name in MOST_USED]), f"Examples\n{examples}\n"]
+    paragraphs = [commands, *most_used] if is_first else [*most_used, commands]
+    end = f"[PET_...] is the environment variable that sets the flag.\n--help-all shows all {len(flags)} flags"
+    return "\n".join([_USAGE, *paragraphs, f"{end} and the exit codes.\n"])
 
 
 def render_commands() -> str:
@@ -224,5 +221,5 @@ def run_help(words: Sequence[str]) -> int:
     command = parser.parse_args(words).command
     if command is not None:
         return run([command, "--help"])
-    print_text("\n".join([_USAGE, render_commands(), *_render_most_used(FLAGS), _render_end(FLAGS)]))
+    print_text(_render_short(render_commands(), FLAGS, is_first=True))
     return 0

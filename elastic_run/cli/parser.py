@@ -44,15 +44,10 @@ _VALUE_IS_TOO_MUCH = "ignored explicit argument "
 
 
 class LauncherArgumentParser(argparse.ArgumentParser):
-    """The parser of the launcher's flags.
+    """The parser of the launcher's flags; its `origins` are those of the last command line's values.
 
-    Args:
-        flags: The flags.
-        raises_values: Whether a value that is not allowed raises UsageError. By default it ends the program
-            with a line, as every other error does.
-
-    Attributes:
-        origins: Origins of the values of the last command line; values with their default have none.
+    With `raises_values`, a value that is not allowed raises UsageError. By default it ends the program with a line, as
+    every other error does.
     """
 
     def __init__(self, flags: Sequence[Flag], *, raises_values: bool = False) -> None:
@@ -68,12 +63,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         self._add_action(_Words([], _SCRIPT_ARGS, argparse.REMAINDER, help="Its arguments."))
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Read a command line, by default this process's, and return a namespace with a value for each flag.
-
-        Raises:
-            SystemExit: The line is wrong (2), or asks for the help or the version (0).
-            UsageError: A value is not allowed, and the parser raises for it.
-        """
+        """Read a command line, by default this process's, and return a namespace with a value for each flag."""
         namespace, unknown = self.parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]

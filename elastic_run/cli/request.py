@@ -254,7 +254,7 @@ def choose_rendezvous(request: Request) -> None:
     """Fill in the rendezvous of a job for which the user named none, and the default port of the static one.
 
     A job of one node needs no store. In a job of several nodes this node serves a c10d store, and prints the flags with
-    which the others join. Both keep the id that the user has given, and get a random one otherwise.
+    which the others join. Both keep the user's id, and get a random one otherwise.
     """
     args, origins = request.args, request.origins
     if args.standalone or (request.most == 1 and not request.names_rendezvous):

@@ -32,7 +32,8 @@ _UNHANDLED_SIGNALS = {
 }
 
 
-def _refuse(reason: str) -> NoReturn:
+def refuse(reason: str) -> NoReturn:
+    """Raise a ValueError."""
     raise ValueError(reason) from None
 
 
@@ -46,9 +47,9 @@ def whole_number(text: str, *, least: int, allowed: str, most: float = LARGEST_N
     except ValueError:
         value = least - 1
     if value < least:
-        _refuse(f"is not {allowed}")
+        refuse(f"is not {allowed}")
     if value > most:
-        _refuse(f"is above {most}")
+        refuse(f"is above {most}")
     return value
 
 
@@ -76,7 +77,7 @@ def port(text: str) -> int:
     """Read a TCP port; 0 lets the system choose."""
     allowed = f"a port from 0 to {_MAX_PORT}"
     value = whole_number(text, least=0, allowed=allowed, most=float("inf"))
-    return value if value <= _MAX_PORT else _refuse(f"is not {allowed}")
+    return value if value <= _MAX_PORT else refuse(f"is not {allowed}")
 
 
 def whole_seconds(text: str) -> int:
@@ -91,7 +92,7 @@ def seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    return min(value, LONGEST_TIME) if 0 <= value < float("inf") else _refuse("is not a number of seconds from 0 up")
+    return min(value, LONGEST_TIME) if 0 <= value < float("inf") else refuse("is not a number of seconds from 0 up")
 
 
 def positive_seconds(text: str) -> float:
@@ -100,7 +101,7 @@ def positive_seconds(text: str) -> float:
         value = seconds(text)
     except ValueError:
         value = 0.0
-    return value if value > 0 else _refuse("is not a number of seconds above 0")
+    return value if value > 0 else refuse("is not a number of seconds above 0")
 
 
 def duration(text: str) -> float:
@@ -109,13 +110,13 @@ def duration(text: str) -> float:
     try:
         return min(seconds(text[:-1]) * factor, LONGEST_TIME) if factor else seconds(text)
     except ValueError:
-        _refuse("is not a number of seconds from 0 up, nor a number with s, m, h or d")
+        refuse("is not a number of seconds from 0 up, nor a number with s, m, h or d")
 
 
 def positive_duration(text: str) -> float:
     """Read a duration above 0."""
     value = duration(text)
-    return value if value > 0 else _refuse("is not a time above 0")
+    return value if value > 0 else refuse("is not a time above 0")
 
 
 def hang_timeout(text: str) -> float:
@@ -126,7 +127,7 @@ def hang_timeout(text: str) -> float:
         value = duration(text)
     except ValueError:
         value = 0.0
-    return value if value >= 1 else _refuse("is neither auto nor a time of at least 1 second, such as 60 or 10m")
+    return value if value >= 1 else refuse("is neither auto nor a time of at least 1 second, such as 60 or 10m")
 
 
 def window(text: str) -> Window:
@@ -138,7 +139,7 @@ def window(text: str) -> Window:
     except ValueError:
         allowed, length = 0, 0.0
     if not 1 <= allowed <= LARGEST_NUMBER or length <= 0:
-        _refuse("is not N/PERIOD, as in 5/1h: a number N from 1 up, in a PERIOD with s, m, h or d")
+        refuse("is not N/PERIOD, as in 5/1h: a number N from 1 up, in a PERIOD with s, m, h or d")
     return Window(allowed, length)
 
 
@@ -152,7 +153,7 @@ def exit_codes(text: str) -> tuple[int, ...]:
         except ValueError:
             low, high = 0, 0
         if not 1 <= low <= high <= _MAX_EXIT_CODE:
-            _refuse("is not a list of exit codes from 1 to 255 or ranges of them (3,64-78)")
+            refuse("is not a list of exit codes from 1 to 255 or ranges of them (3,64-78)")
         codes.update(range(low, high + 1))
     return tuple(sorted(codes))
 
@@ -167,7 +168,7 @@ def node_range(text: str) -> tuple[int, int]:
         found = int(least), int(most if colon else least)
     except ValueError:
         found = 0, 0
-    return found if 1 <= found[0] <= found[1] <= LARGEST_NUMBER else _refuse("is not MIN[:MAX] with 1 <= MIN <= MAX")
+    return found if 1 <= found[0] <= found[1] <= LARGEST_NUMBER else refuse("is not MIN[:MAX] with 1 <= MIN <= MAX")
 
 
 def nodes(text: str) -> str:
@@ -183,7 +184,7 @@ def worker_count(text: str) -> str:
     if is_slip or not (text.isidentifier() and text.isascii()):
         value = whole_number(text, least=1, allowed=WORKER_COUNTS)
         if value > MOST_WORKERS:
-            _refuse(f"is above the limit of {MOST_WORKERS} workers on a node")
+            refuse(f"is above the limit of {MOST_WORKERS} workers on a node")
     return text
 
 
@@ -192,14 +193,14 @@ def output_choice(text: str) -> str:
     choices = ("0", "1", "2", "3")
     entries = [entry.partition(":") for entry in text.split(",")]
     if text not in choices and not all(_is_number(rank) and choice in choices for rank, _, choice in entries):
-        _refuse("is not 0, 1, 2 or 3 (none, stdout, stderr, both), nor a map of local ranks to these (0:3,1:1)")
+        refuse("is not 0, 1, 2 or 3 (none, stdout, stderr, both), nor a map of local ranks to these (0:3,1:1)")
     return text
 
 
 def rank_list(text: str) -> str:
     """Check ``RANK,RANK,...``; empty for all."""
     if text and not all(_is_number(part.strip()) for part in text.split(",")):
-        _refuse("is not a list of local ranks (0,1,2)")
+        refuse("is not a list of local ranks (0,1,2)")
     return text
 
 
@@ -214,7 +215,7 @@ def short_name(text: str) -> str:
     """Check a name that is a part of the job's messages, and of keys in its store."""
     length = len(text.encode(errors="surrogateescape"))
     if length > contract.LONGEST_NAME:
-        _refuse(f"has {length} bytes, and {contract.LONGEST_NAME} are allowed")
+        refuse(f"has {length} bytes, and {contract.LONGEST_NAME} are allowed")
     return text
 
 
@@ -223,8 +224,8 @@ def job_id(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        _refuse("is not UTF-8")
-    return short_name(text) if "\n" not in text else _refuse("has a line break")
+        refuse("is not UTF-8")
+    return short_name(text) if "\n" not in text else refuse("has a line break")
 
 
 def memory_size(text: str) -> str:
@@ -244,9 +245,9 @@ def command(text: str) -> str:
         try:
             words = shlex.split(text)
         except ValueError as error:
-            _refuse(f"is not a command: {str(error).lower()}")
+            refuse(f"is not a command: {str(error).lower()}")
         if not words or not words[0]:
-            _refuse("names no program")
+            refuse("names no program")
     return text
 
 
@@ -254,7 +255,7 @@ def one_of(*names: str) -> Callable[[str], str]:
     """Return a function that checks that a text is one of these."""
 
     def check(text: str) -> str:
-        return text if text in names else _refuse(f"is none of {', '.join(names)}")
+        return text if text in names else refuse(f"is none of {', '.join(names)}")
 
     return check
 
@@ -271,7 +272,7 @@ def key_values(text: str) -> str:
             if key == "timeout" or key.endswith("_timeout"):
                 seconds(value)
     except ValueError as error:
-        _refuse(f"is wrong: {key} {error}" if key else f"is wrong: {error}")
+        refuse(f"is wrong: {key} {error}" if key else f"is wrong: {error}")
     return text
 
 
@@ -288,9 +289,9 @@ def signal_names(text: str) -> str:
     known = signal.Signals.__members__
     for name in (part.strip() for part in text.split(",")):
         if name in _UNHANDLED_SIGNALS:
-            _refuse(f"names {name}, which {_UNHANDLED_SIGNALS[name]}")
+            refuse(f"names {name}, which {_UNHANDLED_SIGNALS[name]}")
         if name not in known:
-            _refuse(f"names {name!r}, which is not a signal{nearest(name.upper(), known)}")
+            refuse(f"names {name!r}, which is not a signal{nearest(name.upper(), known)}")
     return text
 
 
@@ -301,7 +302,7 @@ def forwarded_signals(text: str) -> str:
 
 def one_signal(text: str) -> str:
     """Check the name of a signal; empty for none."""
-    return forwarded_signals(text) if "," not in text else _refuse("is not one signal")
+    return forwarded_signals(text) if "," not in text else refuse("is not one signal")
 
 
 def host_if_given(text: str) -> str:
@@ -312,7 +313,7 @@ def host_if_given(text: str) -> str:
 
     has_brackets = text.startswith("[") and text.endswith("]")
     if not (":" in text and is_host(text[1:-1]) if has_brackets else is_host(text)):
-        _refuse("is not a host name, an IPv4 or an IPv6 address")
+        refuse("is not a host name, an IPv4 or an IPv6 address")
     return text
 
 
@@ -320,8 +321,8 @@ def preloaded(text: str) -> str:
     """Check names of modules, separated by commas, one of which may be `auto`; empty for none."""
     names = text.split(",") if text else []
     if not all(part.isidentifier() for name in names for part in name.split(".")):
-        _refuse("is not a list of modules (torch,numpy), nor auto")
-    return text if len(text.encode()) <= _MOST_PRELOADED else _refuse(f"is longer than {_MOST_PRELOADED} bytes")
+        refuse("is not a list of modules (torch,numpy), nor auto")
+    return text if len(text.encode()) <= _MOST_PRELOADED else refuse(f"is longer than {_MOST_PRELOADED} bytes")
 
 
 def switch(text: str) -> bool:
@@ -329,7 +330,7 @@ def switch(text: str) -> bool:
     try:
         return bool(int(text))
     except ValueError:
-        _refuse("is not 1 or 0")
+        refuse("is not 1 or 0")
 
 
 #: Similarity from which one name may be meant by another, as difflib counts it: a typing error in four letters.

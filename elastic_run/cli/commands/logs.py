@@ -147,11 +147,7 @@ def _find_directories(run: str | None) -> tuple[list[str], list[int]]:
 
 
 def find_run_directory(path: str) -> str:
-    """Return the run directory that a path names: itself, or the only run in it.
-
-    Raises:
-        UsageError: The path can't be read, or has no run, or several runs.
-    """
+    """Return the run directory that a path names: itself, or the only run in it."""
     try:
         names = os.listdir(path)
     except OSError as error:
@@ -284,12 +280,7 @@ def _read_events_of(path: str, name: str, size: int, changed: int) -> tuple[dict
 
 
 class _Reader:
-    """Shows lines of log files, each file from where it was left.
-
-    Attributes:
-        has_shown: Whether there was a line to show.
-        has_told: Whether the user was told of a file that can't be read: of the first one only.
-    """
+    """Shows lines of log files, each file from where it was left."""
 
     def __init__(self, args: Namespace) -> None:
         self._args = args
@@ -297,15 +288,13 @@ class _Reader:
         self._sizes: dict[str, int] = {}
         self._attempt = ""
         self.has_shown = False
+        #: Whether the user was told of a file that can't be read: of the first one only.
         self.has_told = False
 
     def show(self, files: Iterable[LogFile], last: int = 0, *, is_end: bool = False) -> None:
-        """Show new lines.
+        """Show new lines: the `last` ones of each file, or all with 0.
 
-        Args:
-            files: The files.
-            last: Number of last lines of each file to show; 0 for all.
-            is_end: Whether the files are complete, so that a last line without an end is shown, too.
+        At the end the files are complete, so that a last line without an end is shown, too.
         """
         if is_end:
             self._sizes.clear()

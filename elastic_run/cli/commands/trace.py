@@ -30,6 +30,7 @@ _MOST_CAUSES = 3
 _MOST_DETAILS = 4
 _MOST_CONSEQUENCES = 3
 _MOST_PROBLEMS = 5
+_SAME = "the ranks with a dump have called the same collectives"
 
 
 def run_trace(words: Sequence[str]) -> int:
@@ -66,26 +67,18 @@ def _lines(analysis: Analysis, found: FoundDumps) -> list[str]:
         for detail in detail_lines(finding)[:_MOST_DETAILS]:
             lines += _section("", detail, 2)
     if not lines:
-        lines += _section("cause", f"none found: {_no_finding(found)}", 2)
+        is_empty = not any(dump.collectives for dump in found.dumps)
+        reason = "the dumps have no collectives (torch before 2.8 records none of gloo)" if is_empty else _SAME
+        lines += _section("cause", f"none found: {reason}", 2)
     for finding in analysis.consequences[:_MOST_CONSEQUENCES]:
         lines += _section("follows", cause_line(finding), 2)
-    lines += _section("dumps", _what_was_read(analysis), 2)
+    absent = f"; no dump of {ranks(analysis.absent)}" if analysis.absent else ""
+    lines += _section("dumps", f"{count(len(analysis.ranks), 'dump')} read, of {ranks(analysis.ranks)}{absent}", 2)
     for problem in found.problems[:_MOST_PROBLEMS]:
         lines += _section("", problem, 2)
     if len(found.problems) > _MOST_PROBLEMS:
         lines += _section("", f"... ({len(found.problems)} remarks in all)", 1)
     return lines
-
-
-def _no_finding(found: FoundDumps) -> str:
-    if any(dump.collectives for dump in found.dumps):
-        return "the ranks with a dump have called the same collectives"
-    return "the dumps have no collectives (torch before 2.8 records none of gloo)"
-
-
-def _what_was_read(analysis: Analysis) -> str:
-    absent = f"; no dump of {ranks(analysis.absent)}" if analysis.absent else ""
-    return f"{count(len(analysis.ranks), 'dump')} read, of {ranks(analysis.ranks)}{absent}"
 
 
 def _section(label: str, text: str, most: int) -> list[str]:
