@@ -65,13 +65,10 @@ def _open_without_wait(path: str, flags: int) -> int:
 
 
 def read_toml(path: str) -> dict[str, Any]:
-    """Return what stands in a file of TOML.
+    """Return what stands in a file of TOML, or raise a ValueError whose message, one line, names the file.
 
     Python's parser takes a time that grows with the square of a key's parts (`a.a.a…`): 30 s for 200 KB. No line of a
     sensible file has a hundred dots, so a longer one is refused before it is parsed.
-
-    Raises:
-        ValueError: The file can't be read, or is not TOML; the message, one line, names the file.
     """
     import importlib
 
@@ -175,8 +172,7 @@ def make_new(directory: str, name: str) -> str:
 def make_directories(path: str) -> None:
     """Make a directory and those above it, as far as they are missing.
 
-    Raises:
-        OSError: It can't be made. If a file stands in the place of a directory, the error names this file.
+    If a file stands in the place of a directory, the error names this file.
     """
     if os.path.isdir(path):
         return

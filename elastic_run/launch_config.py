@@ -163,10 +163,6 @@ def make_agent_context(
 
     Without a run id the job gets a random one, as with torch. `mask` are the signals that were blocked before this
     process has blocked others, or None if it hasn't.
-
-    Raises:
-        RendezvousError: The backend is not in this release.
-        ValueError: The backend is unknown.
     """
     # Before a plug-in starts one: an orphan that comes to this process is a worker's only if it began without children.
     adopts_orphans = is_whole_process and os.getpid() != 1 and not has_children()

@@ -208,10 +208,7 @@ def _name_program(entrypoint: Callable[..., Any] | str | None, args: list[Any]) 
 def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
     """Run this node's part of a job for the command line: report on the console, and return the exit code.
 
-    Raises:
-        UsageError: The rendezvous can't work with what the user said.
-        RendezvousError: The backend is not in this release.
-        PluginHungError: The job has ended, but a plug-in's call has not returned.
+    It raises a UsageError if the rendezvous can't work with what the user said.
     """
     if signals.is_ignored(signals.SIGCHLD):
         # Inherited so, it makes the kernel throw exit codes away, those of the first workers too.

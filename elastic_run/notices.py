@@ -59,11 +59,7 @@ def print_json(document: object) -> None:
 
 
 def print_text(text: str) -> None:
-    """Write to stdout; it is no error when the reader has seen enough (--help | head -1).
-
-    Raises:
-        UsageError: It can't be written, as on a full disk.
-    """
+    """Write to stdout; it is no error when the reader has seen enough (--help | head -1), but a full disk is."""
     if sys.stdout is None:  # closed by whoever started us
         return
     try:
@@ -86,11 +82,7 @@ def replace_unknown() -> None:
 
 
 def give_up_stdout(error: OSError) -> None:
-    """Drop what is still written to stdout after an error. A reader that has closed its end of a pipe is no error.
-
-    Raises:
-        UsageError: stdout can't be written for another reason, such as a full disk.
-    """
+    """Drop what is still written to stdout after an error; a reader that has closed its end of a pipe is no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not isinstance(error, BrokenPipeError):
         message = f"standard output can't be written: {error.strerror}"

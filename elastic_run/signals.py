@@ -61,9 +61,7 @@ _WORD = 4
 _STDERR = 2
 
 #: CPython ignores these at start; a program that we exec expects the default action.
-IGNORED_BY_PYTHON: tuple[int, ...] = tuple(
-    getattr(_signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ") if hasattr(_signal, name)
-)
+IGNORED_BY_PYTHON: tuple[int, ...] = _numbers("SIGPIPE SIGXFSZ SIGXFZ")
 
 #: Second names of signals, which `signal.Signals` doesn't use.
 _ALIASES = frozenset(("SIGCLD", "SIGPOLL", "SIGIOT"))
@@ -97,13 +95,9 @@ def restore_signals(numbers: Iterable[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SignalInfo:
-    """A signal that came, as the kernel tells of it.
+    """A signal that came, as the kernel tells of it: a `code` of 0 and below is of a process, one above of the kernel.
 
-    Args:
-        number: The signal.
-        code: How it was sent: 0 and below by a process, above by the kernel.
-        pid: The process that has sent it; 0 where the kernel did, or a process that can't be seen from here.
-        uid: The user of that process.
+    The `pid` is 0 where the kernel has sent it, or a process that can't be seen from here.
     """
 
     number: int
@@ -133,10 +127,7 @@ def open_signal_descriptor(numbers: Iterable[int]) -> int:
 def call_libc(name: str, *arguments: int | bytes) -> int:
     """Call a function of the C library that takes C ints and pointers to bytes to read, and returns a C int.
 
-    Raises:
-        ImportError: This Python was built without ctypes.
-        AttributeError: The C library has no such function.
-        OSError: Ditto.
+    It raises an ImportError if this Python was built without ctypes, an AttributeError or OSError without the function.
     """
     import _ctypes
 
