@@ -74,7 +74,7 @@ class Loop:
             os.close(self._wake_read)
             os.close(self._wake_write)
             raise
-        self._registered: set[int] = set()
+        self._registered: dict[int, int] = {}
         self._readers: dict[int, Callable[[], None]] = {}
         self._writers: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Timer]] = []
@@ -151,18 +151,18 @@ class Loop:
 
     def _register(self, fd: int) -> None:
         events = (_READABLE if fd in self._readers else 0) | (_WRITABLE if fd in self._writers else 0)
-        if not events:
-            if fd in self._registered:
-                self._registered.discard(fd)
-                try:
-                    self._poll.unregister(fd)
-                except OSError:
-                    pass  # closed already, which takes it from epoll too
-        elif fd in self._registered:
+        before = self._registered.pop(fd, 0)
+        if before and not events:
+            try:
+                self._poll.unregister(fd)
+            except OSError:
+                pass  # closed already, which takes it from epoll too
+        elif before and events != before:
             self._poll.modify(fd, events)
-        else:
+        elif not before and events:
             self._poll.register(fd, events)
-            self._registered.add(fd)
+        if events:
+            self._registered[fd] = events
 
     # --- children ------------------------------------------------------------------------------------------------
     def watch_exit(self, pid: int, callback: Callable[[int], None]) -> None:

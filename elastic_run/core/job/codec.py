@@ -148,11 +148,10 @@ def _refuse_constant(name: str) -> float:
 
 
 def _make_check(*kinds: type, is_fine: Callable[[Any], bool] = lambda _: True) -> Check:
-    """Return a check for values of some types; a truth value is no number."""
+    """Return a check for values of some of JSON's types; a truth value is no number."""
 
     def check(value: object) -> object:
-        is_of_kind = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-        if not is_of_kind or not is_fine(value):
+        if type(value) not in kinds or not is_fine(value):
             raise ValueError
         return value
 

@@ -217,7 +217,7 @@ class Listener:
             self._drop(visitor)
 
     def _meet(self, visitor: _Visitor, connected: socket.socket) -> None:
-        connected.recv(len(PREAMBLE))
+        data = connected.recv(LARGEST_OPENING)  # with the first message, mostly
         link = visitor.link = Link(
             self._loop,
             connected,
@@ -227,7 +227,8 @@ class Listener:
             on_end=lambda _how, _detail: self._forget(visitor),
             most=LARGEST_OPENING,
         )
-        visitor.link.is_foreign = True
+        link.is_foreign = True
+        link.feed(data[len(PREAMBLE) :])
 
     def _open(self, visitor: _Visitor, link: Link, message: dict[str, Any]) -> None:
         if visitor.hello is not None:
