@@ -189,11 +189,8 @@ def _hosts_its_store(params: RendezvousParameters) -> bool:
     from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
 
     store_type = str(params.get("store_type", "tcp")).strip().lower()
-    if store_type not in ("tcp", "file"):
-        message = f"rendezvous setting store_type={store_type!r}: not tcp or file"
-        raise ValueError(message)
-    if store_type == "file":
-        return True
+    if store_type != "tcp":
+        return store_type == "file"
     is_host = params.get_as_bool("is_host")
     if is_host is not None:
         return is_host

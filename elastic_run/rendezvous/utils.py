@@ -91,14 +91,7 @@ def _split_endpoint(text: str) -> tuple[str, str | None]:
 
 
 def is_host(text: str) -> bool:
-    """Tell whether a text can be the name or the address of a machine; nobody is asked for it.
-
-    Args:
-        text: The text; an IPv6 address has no brackets here.
-
-    Returns:
-        Whether it can be.
-    """
+    """Tell whether a text can be the name or the address of a machine, without brackets; nobody is asked for it."""
     if "%" in text:  # fe80::1%eth0: the network card that a link-local address belongs to
         address, _, card = text.partition("%")
         return _is_ipv6(address) and card.isalnum()

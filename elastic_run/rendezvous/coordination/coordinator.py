@@ -20,7 +20,7 @@ from elastic_run.core.job.coordination import describe_wait, list_left_out, make
 from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES, compute_standing
 from elastic_run.core.job.documents import GATHER, NodeState, Order, Promise
 from elastic_run.core.job.round_policy import end_job
-from elastic_run.core.job.state import BROKEN, Closed, Job, Said, StepDown
+from elastic_run.core.job.state import BROKEN, Closed, Said, StepDown
 from elastic_run.core.job.succession import LEASE
 from elastic_run.loop import Loop
 from elastic_run.records import replace
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.core.job.documents import Round
-    from elastic_run.core.job.state import Event
+    from elastic_run.core.job.state import Event, Job
     from elastic_run.loop import Timer
     from elastic_run.rendezvous.coordination.opening import Hello, Identity
     from elastic_run.rendezvous.coordination.places import LeasePlace
@@ -126,39 +126,16 @@ class Coordinator:
             self._loop.close()
 
     # --- calls of other threads --------------------------------------------------------------------------------------
-    def begin(
-        self,
-        promise: Promise,
-        choice: str,
-        own: socket.socket,
-        *,
-        dead: str,
-        silent: str,
-        few_since: float | None,
-        may_found: bool,
-        lease: LeasePlace | None,
-    ) -> None:
-        """Coordinate the job from now on; see `Job` for most values.
-
-        `own` is this side of the connection to this agent's own node, and `lease` is to be renewed.
-        """
+    def begin(self, job: Job, own: socket.socket, lease: LeasePlace | None) -> None:
+        """Coordinate the job from now on, over a connection to this agent's own node; `lease` is to be renewed."""
 
         def start() -> None:
             self._end_term()
-            self._state = Job(
-                promise,
-                choice,
-                time.monotonic(),
-                few_since=few_since,
-                started_by=self._started_by,
-                dead=dead,
-                silent=silent,
-                may_found=may_found,
-            )
+            self._state = replace(job, started_by=self._started_by)
             self._standing = -1
             self._is_ready = False
             link = Link(self._loop, own, lease=self._identity.lease)
-            self._admit(self._node, self._identity.host, link, promise.term)
+            self._admit(self._node, self._identity.host, link, job.promise.term)
             if lease is not None:
                 lease.keep(self._loop, lambda: self._state is not None, self.note, self._tell)
 

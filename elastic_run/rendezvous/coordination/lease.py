@@ -16,6 +16,7 @@ Rules
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from urllib.parse import quote
 
 from elastic_run.records import dataclass
 from elastic_run.store.errors import StoreAccessError, StoreTokenError
@@ -131,13 +132,5 @@ class Seal:
 
 def job_path(run_id: str) -> str:
     """Return `elastic-run/<run id>`, with everything in the id that paths give a meaning to, or forbid, escaped."""
-    if not run_id:
-        message = "a job store needs a run id"
-        raise ValueError(message)
-    plain = "".join(
-        char if char.isascii() and (char.isalnum() or char in "_-.") else "".join(map("%{:02X}".format, char.encode()))
-        for char in run_id
-    )
-    if not plain.strip("."):
-        plain = plain.replace(".", "%2E")
-    return f"elastic-run/{plain}"
+    plain = quote(run_id, safe="")
+    return f"elastic-run/{plain if plain.strip('.') else plain.replace('.', '%2E')}"

@@ -16,15 +16,7 @@ import time
 from contextlib import suppress
 
 from elastic_run.contract import NO_RUN_ID
-from elastic_run.core.job.discovery import (
-    COORDINATES,
-    FOLLOWS,
-    KNOWS_NOTHING,
-    KNOWS_ROUND,
-    LEASE_STORE,
-    SEARCHES,
-    Answer,
-)
+from elastic_run.core.job import discovery
 from elastic_run.core.job.state import LEASE_SHARE, LeaseRenewed, StepDown
 from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
 from elastic_run.records import replace
@@ -187,7 +179,7 @@ class Place:
             answer, _, _ = ask((host, port), hello, _LIVING, self.credentials, dark_after=_LIVING)
         except StoreError:
             return
-        if answer.role == COORDINATES:
+        if answer.role == discovery.COORDINATES:
             message = (
                 f"--node-rank: this node would have rank 0, but the node of rank 0 serves the job at {name}, "
                 "which is no address of this machine: give all other nodes their --node-rank"
@@ -251,7 +243,7 @@ class LeasePlace(Place):
         secret: bytes | None,
     ) -> None:
         super().__init__(kind, run_id, [], is_host=False, secret=secret)
-        self.name, self.names, self.choice = endpoint, (LEASE_STORE,), LEASE
+        self.name, self.names, self.choice = endpoint, (discovery.LEASE_STORE,), LEASE
         self._host = host
         self._store = store
         self._found: Holder | None = None
@@ -275,15 +267,15 @@ class LeasePlace(Place):
             self._address = format_endpoint(local_addr, self.port)
 
     # --- the lease; each of these may block --------------------------------------------------------------------------
-    def look(self) -> Answer:
+    def look(self) -> discovery.Answer:
         """Read who holds the lease."""
         self._found = found = self._store.read()
         if found is None or not found.is_valid:
-            return Answer(LEASE_STORE, SEARCHES)
+            return discovery.Answer(discovery.LEASE_STORE, discovery.SEARCHES)
         node, address = _read(found.value)
-        return Answer(LEASE_STORE, FOLLOWS, node, address)
+        return discovery.Answer(discovery.LEASE_STORE, discovery.FOLLOWS, node, address)
 
-    def acquire(self, instead_of: str) -> Answer:
+    def acquire(self, instead_of: str) -> discovery.Answer:
         """Acquire the lease, if nobody holds it but the node that is given."""
         found = self._found
         former = found if found is not None and _read(found.value)[0] == instead_of else None
@@ -294,8 +286,8 @@ class LeasePlace(Place):
         self._store.write_last(self._address)
         if last not in ("", self._address) and former is None:
             self._tell_successor(last)
-        standing = KNOWS_ROUND if last or found is not None else KNOWS_NOTHING
-        return Answer(LEASE_STORE, COORDINATES, self._identity.node, "", standing)
+        standing = discovery.KNOWS_ROUND if last or found is not None else discovery.KNOWS_NOTHING
+        return discovery.Answer(discovery.LEASE_STORE, discovery.COORDINATES, self._identity.node, "", standing)
 
     def _renew(self) -> LeaseRenewed | StepDown:
         """Hold the lease on, or acquire it again if nobody has it."""
@@ -377,10 +369,6 @@ class LeasePlace(Place):
     def find_local_address(self) -> str:
         """Return the address of the interface that reaches the store."""
         return find_local_address(*(self._host or (find_loopback(), 1)), _LOOK_UP)
-
-    def describe_need(self) -> str:
-        """Return nothing: other nodes know the store."""
-        return ""
 
 
 def _read(value: str) -> tuple[str, str]:

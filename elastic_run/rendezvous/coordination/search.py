@@ -13,20 +13,9 @@ import time
 from contextlib import suppress
 
 from elastic_run.core.job import discovery as discovering
-from elastic_run.core.job.discovery import (
-    COORDINATES,
-    LEASE_STORE,
-    REFUSES,
-    AcquireLease,
-    Ask,
-    BecomeCoordinator,
-    CoordinatorLost,
-    Follow,
-    WaitUntil,
-)
 from elastic_run.core.job.documents import Promise
 from elastic_run.core.job.membership import Refused
-from elastic_run.core.job.state import BROKEN, SILENT, MayFound, StepDown
+from elastic_run.core.job.state import BROKEN, SILENT, Job, MayFound, StepDown
 from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.coordinator import Coordinator
@@ -122,7 +111,7 @@ class CoordinatorSearch:
 
     def search_again(self, how: str, to: str = "") -> None:
         """Look for another coordinator, at `to` first: the connection to the last one has ended, and how."""
-        if self._discovery.role == COORDINATES and self.coordinator is not None:
+        if self._discovery.role == discovering.COORDINATES and self.coordinator is not None:
             self.coordinator.end_term()
         if not self._place.own and self._place.choice == MAJORITY:
             try:
@@ -132,7 +121,7 @@ class CoordinatorSearch:
             self._discovery = replace(self._discovery, own=self._place.own)
         if self._is_leaving:
             self._discovery = replace(self._discovery, own="")  # it never coordinates again
-        self._advance(CoordinatorLost(how, to))
+        self._advance(discovering.CoordinatorLost(how, to))
 
     @property
     def _is_leaving(self) -> bool:
@@ -189,19 +178,19 @@ class CoordinatorSearch:
         self._advance(None)
 
     def _perform(self, action: Action) -> None:
-        if isinstance(action, Ask):
+        if isinstance(action, discovering.Ask):
             self._ask(action.endpoint)
-        elif isinstance(action, Follow):
+        elif isinstance(action, discovering.Follow):
             self._follow(action.endpoint)
-        elif isinstance(action, AcquireLease) and self._is_leaving:
-            self._loop.call_soon(lambda: self._advance(discovering.Answer(LEASE_STORE, SILENT)))
-        elif isinstance(action, AcquireLease):
+        elif isinstance(action, discovering.AcquireLease) and self._is_leaving:
+            self._loop.call_soon(lambda: self._advance(discovering.Answer(discovering.LEASE_STORE, SILENT)))
+        elif isinstance(action, discovering.AcquireLease):
             self._use_lease(lambda place: place.acquire(action.instead_of))
-        elif isinstance(action, BecomeCoordinator):
+        elif isinstance(action, discovering.BecomeCoordinator):
             self._coordinate(action.dead, action.silent)
         elif isinstance(action, MayFound | StepDown) and self.coordinator is not None:
             self.coordinator.note(action)
-        elif isinstance(action, WaitUntil):
+        elif isinstance(action, discovering.WaitUntil):
             self._timer = self._loop.call_at(action.at, lambda: self._advance(None))
 
     def _follow(self, endpoint: str) -> None:
@@ -213,7 +202,7 @@ class CoordinatorSearch:
         # It was asked by a coordinator, which joined nothing; now a node asks.
         self._node.drop_link()
         self._outage.begin()
-        self._advance(CoordinatorLost(BROKEN, endpoint))
+        self._advance(discovering.CoordinatorLost(BROKEN, endpoint))
 
     # --- this agent coordinates --------------------------------------------------------------------------------------
     def _coordinate(self, dead: str, silent: str) -> None:
@@ -223,25 +212,24 @@ class CoordinatorSearch:
         lease = place if isinstance(place, LeasePlace) else None
         if lease is not None:
             term = max(term, lease.term)  # the store may have lost its data, and count from the beginning
-        promise = Promise(term, self._identity.node)
-        self._listen().begin(
-            promise,
+        job = Job(
+            Promise(term, self._identity.node),
             place.choice,
-            others,
+            self._loop.now(),
+            few_since=self._few_since,
             dead=dead,
             silent=silent,
-            few_since=self._few_since,
             may_found=place.choice == ONLY_ONE,
-            lease=lease,
         )
-        self._node.use(own, b"", promise, is_own=True)
+        self._listen().begin(job, others, lease)
+        self._node.use(own, b"", job.promise, is_own=True)
 
     # --- other agents ------------------------------------------------------------------------------------------------
     def _ask(self, name: str) -> None:
-        if name == LEASE_STORE:
+        if name == discovering.LEASE_STORE:
             self._use_lease(lambda place: place.look())
             return
-        is_look = self._discovery.role == COORDINATES
+        is_look = self._discovery.role == discovering.COORDINATES
         hello = self._identity.make_hello(joins=not is_look)
         limit = min(_ANSWER, self._outage.attempt_limit)
         is_dying = self._discovery.has_ended and name == self._discovery.coordinator[0]
@@ -274,7 +262,7 @@ class CoordinatorSearch:
             self._advance(discovering.Answer(name, answer.role, answer.node, answer.to, answer.standing))
 
     def _reach(self, endpoint: tuple[str, int], hello: Hello, limit: float, *, is_dying: bool) -> Found:
-        """Ask an agent, which may have been killed a moment ago."""
+        """discovering.Ask an agent, which may have been killed a moment ago."""
         pauses, end = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), time.monotonic() + _DYING
         while True:
             try:
@@ -305,7 +293,7 @@ class CoordinatorSearch:
                 return
         if not is_look:
             self._outage.failed(error)
-        self._advance(discovering.Answer(name, REFUSES if reason == NOBODY_LISTENS else SILENT))
+        self._advance(discovering.Answer(name, discovering.REFUSES if reason == NOBODY_LISTENS else SILENT))
 
     # --- the lease ---------------------------------------------------------------------------------------------------
     def _use_lease(self, use: Callable[[LeasePlace], discovering.Answer]) -> None:
@@ -335,7 +323,7 @@ class CoordinatorSearch:
             self._node.deliver(Lost("rendezvous", f"this node can't listen for other nodes: {error}"))
         else:
             self._outage.failed(error)
-            self._advance(discovering.Answer(LEASE_STORE, SILENT))
+            self._advance(discovering.Answer(discovering.LEASE_STORE, SILENT))
 
 
 def _discard(connected: socket.socket) -> None:
