@@ -10,7 +10,6 @@ import pytest
 from elastic_run.agent.driver.event_recorder import EventRecorder
 from elastic_run.agent.driver.worker_readings import Usage
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
 from elastic_run.core.job.config import JobConfig
 from elastic_run.report.event_log import find_mistake
 
@@ -143,15 +142,6 @@ def test_of_equal_silences_twenty_are_written_and_then_longer_ones() -> None:
     assert len(told.find("silence", "silence_s")) == 24
 
 
-def test_a_worker_ends_by_an_exit_code_or_by_a_signal() -> None:
-    """The event has the one or the other, and null for what does not hold."""
-    told = _Recording(started=0.0)
-    told.exit(1.0, 0, 0)
-    told.exit(2.0, 1, -9)
-    assert told.find("worker_exited", "exit_code") == [0, None]
-    assert told.find("worker_exited", "signal") == [None, "SIGKILL"]
-
-
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_a_job_of_one_node_is_named_by_its_agent(nodes: int) -> None:
     """The name tells it from another job of the same id; several nodes name their job together."""
@@ -168,18 +158,3 @@ def test_resources_are_in_seconds_and_in_mib() -> None:
     assert told.find("resources", "ranks") == [[5]]
     assert told.find("resources", "cpu_s") == [[1.23]]
     assert told.find("resources", "memory_mib") == [[5]]
-
-
-@pytest.mark.parametrize(
-    ("exception", "cause"),
-    [(None, "failed with exit code 3"), (ExceptionText("ValueError", "loss is nan"), "ValueError: loss is nan")],
-)
-def test_the_end_of_a_failed_job_names_its_cause(exception: ExceptionText | None, cause: str) -> None:
-    """The exception of the root cause, or how its worker ended."""
-    told = _Recording(started=0.0)
-    end = WorkerEnd(5, 1, "trainer", "node8", 71, 3, 0.0, 9.0, exception=exception)
-    result: Any = SimpleNamespace(verdict="worker_failed", root=end, exit_code=3, detail="")
-    told.at(1.0).agent_ended(result)
-    assert told.find("agent_ended", "cause") == [cause]
-    assert told.find("agent_ended", "cause_rank") == [5]
-    assert told.find("agent_ended", "cause_node") == ["node8"]

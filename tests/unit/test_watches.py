@@ -11,6 +11,7 @@ import pytest
 
 from elastic_run.agent.driver import worker_readings
 from elastic_run.agent.driver.watches import Watches
+from elastic_run.agent.driver.worker_readings import Activity, is_quiet
 from elastic_run.core.agent.messages import RoundHalted, WorkerStuck
 from elastic_run.core.failure.hang import NO_DETECTION, NOT_YET
 from elastic_run.core.job.config import AgentConfig
@@ -131,3 +132,20 @@ def test_a_job_whose_launcher_sleeps_is_read_every_five_minutes(monkeypatch: pyt
     agent = _Agent(has_log=True)
     agent.run(610)
     assert agent.readings == [1.0, 301.0, 601.0]
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (Activity(10.0, 100, 2), True),
+        (Activity(12.9, 100, 2), True),
+        (Activity(13.1, 100, 2), False),
+        (Activity(6.0, 100, 2), False),
+        (Activity(10.0, 101, 2), False),
+        (Activity(10.0, 100, 1), False),
+    ],
+)
+def test_what_is_quiet(after: Activity, expected: bool) -> None:
+    """A byte, half a percent of a processor for each worker, or another number of workers is a sign of life."""
+    assert is_quiet(Activity(10.0, 100, 2), after, 300.0) is expected
+    assert not is_quiet(Activity(0.0, 0, 0), Activity(0.0, 0, 0), 300.0)
