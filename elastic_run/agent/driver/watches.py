@@ -81,18 +81,16 @@ class Watches:
 
     def _begin_late(self, current: Round) -> None:
         """Begin with what would only delay the start of the workers."""
-        settings, has_log = self._options.agent_config, self._parts.events.is_written
-        is_awake = settings.events_file or settings.metrics_port is not None or settings.hang_timeout is not None
-        if has_log:
-            self._record_resources(current)
-            if is_awake:
-                self._due["resources"] = self._loop.call_later(_SHORTEST, lambda: self._read_resources(current))
+        settings = self._options.agent_config
+        if self._parts.events.is_written:
+            is_awake = settings.events_file or settings.metrics_port is not None or settings.hang_timeout is not None
+            self._read_resources(current, is_awake=bool(is_awake))
         if can_ask_for_stacks() and self._failed is None:
             self._failed = _FailedRanks(self._parts, current)
         if settings.hang_timeout is not None:
             self._watch_hang(current, settings.hang_timeout)
         elif can_ask_for_stacks():
-            self._watch_quiet(current, records=has_log and not is_awake)
+            self._watch_quiet(current)
 
     def end_round(self) -> None:
         """Look no more after this round: its workers are being stopped."""
@@ -179,25 +177,22 @@ class Watches:
             self._due["nodes"] = self._loop.call_later(spec.monitor_interval, lambda: calls.post(name, ask))
 
     # --- resources -------------------------------------------------------------------------------------------------
-    def _read_resources(self, current: Round) -> None:
+    def _read_resources(self, current: Round, *, is_awake: bool) -> None:
         """Read the workers' processor time and memory, for the curves of the job's history, again and again.
 
-        A reading costs 40 us for each worker. A timer of its own reads only if the user asked for what needs the loop
-        anyway (--events-file, --metrics-port, --hang-timeout): every 10 s, and once a minute after an hour. With a log
-        directory alone, the watch over quiet rounds reads every five minutes, so an idle launcher is not woken for it.
+        A reading costs 40 us for each worker. Where the user asked for what needs the loop anyway (--events-file,
+        --metrics-port, --hang-timeout) it comes every 10 s, and once a minute after an hour. With a log directory alone
+        it comes together with the watch over quiet rounds, so an idle launcher is not woken for it.
         """
-        self._record_resources(current)
-        age = self._loop.now() - current.started
-        pause = max(_SHORTEST, min(_LONGEST, age / _PARTS))
-        self._due["resources"] = self._loop.call_later(pause, lambda: self._read_resources(current))
-
-    def _record_resources(self, current: Round) -> None:
         from elastic_run.agent.driver.worker_readings import read_usage
 
         self._parts.events.resources_read(current, read_usage(current))
+        age = self._loop.now() - current.started
+        pause = max(_SHORTEST, min(_LONGEST, age / _PARTS)) if is_awake else QUIET_PERIOD
+        self._due["resources"] = self._loop.call_later(pause, lambda: self._read_resources(current, is_awake=is_awake))
 
     # --- hangs -----------------------------------------------------------------------------------------------------
-    def _watch_quiet(self, current: Round, *, records: bool) -> Activity:
+    def _watch_quiet(self, current: Round) -> Activity:
         """Find out that the workers do nothing any more, where the user has not asked for --hang-timeout.
 
         A timer compares the workers' activity with the last reading. So a job that begins to hang is noticed after five
@@ -211,10 +206,8 @@ class Watches:
         before, began_at = read_activity([workers.pids[rank] for rank in workers.alive]), self._loop.now()
 
         def look() -> None:
-            if records:
-                self._record_resources(current)
             seconds = self._loop.now() - began_at
-            now = self._watch_quiet(current, records=records)
+            now = self._watch_quiet(current)
             if is_quiet(before, now, seconds) and self._hang is None:
                 self._watch_hang(current, _QUIET_TIMEOUT, quiet_for=seconds)
                 self._due["look"] = self._loop.call_later(_LOOK_TIME, self._end_look)
