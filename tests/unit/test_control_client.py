@@ -195,14 +195,6 @@ def test_an_agent_of_another_pid_namespace_tells_its_pid_itself(monkeypatch: pyt
     assert [agent.pid for agent in agents] == [7, 4711]
 
 
-def test_an_error_names_only_some_of_many_jobs() -> None:
-    """The line stays short."""
-    with pytest.raises(UsageError, match=r"name one: j0 .*, j5 \(train.py\) and 4 more$"):
-        choose_job([job(f"j{number}", 100 + number) for number in range(10)], None)
-    with pytest.raises(UsageError, match=r"j5 \(train.py\)$"):
-        choose_job([job(f"j{number}", 100 + number) for number in range(6)], None)
-
-
 def test_a_run_id_that_nobody_chose_is_no_label() -> None:
     """The default of torchrun and long random numbers are replaced by the pid."""
     assert [each.label for each in (LLAMA, UNNAMED, job("1" * 39, 50))] == ["llama", "30", "50"]

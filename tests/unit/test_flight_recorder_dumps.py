@@ -202,17 +202,6 @@ def test_the_nodes_of_one_job_are_read_together(tmp_path: Path) -> None:
     assert problem.endswith("rank_2': left out: it is of attempt 0, others are of 1")
 
 
-def test_of_two_dumps_of_a_rank_the_newer_counts(tmp_path: Path) -> None:
-    """The older file is named."""
-    whole = (DATA / "missing_rank" / "rank_0").read_bytes()
-    for index, name in enumerate(("b_rank_0", "a_rank_0")):
-        (tmp_path / name).write_bytes(whole)
-        os.utime(tmp_path / name, (index, index))
-    found = find_dumps([str(tmp_path)])
-    assert [Path(dump.source).name for dump in found.dumps] == ["a_rank_0"]
-    assert found.problems == (f"'{tmp_path}/b_rank_0': left out: there is a newer dump of rank 0",)
-
-
 def test_a_file_that_cannot_be_read_is_told_with_the_reason() -> None:
     """The file system's error stands behind its name."""
     found = find_dumps(["/proc/self/mem"])
@@ -243,14 +232,3 @@ def test_names_of_files_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"^no dump of a flight recorder in 'empty', 'empty' \(0 other files\)$"):
         trace.run_trace(["empty", "empty"])
-
-
-def test_files_that_cannot_be_read_are_told_beside_the_cause(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """`elastic-run trace` names the first damaged dumps, and says how many there are in all."""
-    for rank in range(20, 27):
-        (tmp_path / f"rank_{rank}").write_bytes(b"")
-    assert trace.run_trace([str(DATA / "missing_rank"), str(tmp_path)]) == 0
-    lines = [line.strip() for line in capfd.readouterr().out.splitlines()]
-    assert lines[0].startswith("cause ")
-    assert [f"{tmp_path}/rank_{rank}" in " ".join(lines) for rank in range(20, 27)] == [True] * 5 + [False] * 2
-    assert lines[-1] == "... (7 remarks in all)"

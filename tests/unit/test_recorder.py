@@ -153,20 +153,6 @@ def test_a_rank_without_any_collective_leaves_a_dump(
     assert (first_line(found) == expected) is bool(ranks)
 
 
-def test_a_dump_has_the_collectives_that_have_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without them a rank that has called as many as its peers would seem to be behind."""
-
-    def dump(has_entries: bool, _stacks: bool, only_active: bool) -> bytes:
-        return pickle.dumps({"pg_config": {}, "entries": [_ENDED] if has_entries and not only_active else []})
-
-    _replace_torch(monkeypatch, dump, ranks=[0, 1])
-    monkeypatch.setenv(contract.ENV_RECORDER_PREFIX[0], str(tmp_path / "rank_"))
-    monkeypatch.setenv(contract.ENV_RANK, "1")
-    assert write_dump(has_stacks=False)
-    (written,) = find_dumps([str(tmp_path)]).dumps
-    assert [call.sequence for call in written.collectives] == [1]
-
-
 def test_a_dump_has_the_calls_of_all_backends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each backend of a group has a recorder and numbers of its own, and all calls count in the order of time."""
     recorded = {
@@ -216,20 +202,3 @@ def test_a_dump_of_torch_is_not_replaced_by_an_empty_one(
         (tmp_path / "rank_1").write_bytes(b"of torch")
     assert write_dump(has_stacks=False) is not is_torchs
     assert ((tmp_path / "rank_1").read_bytes() == b"of torch") is is_torchs
-
-
-@pytest.mark.parametrize("has_failed", [False, True])
-def test_a_worker_that_ends_by_an_exception_leaves_its_stacks(
-    monkeypatch: pytest.MonkeyPatch, *, has_failed: bool
-) -> None:
-    """A dump without stacks comes first: it takes no time, and the agent may not wait for more."""
-    written: list[bool] = []
-
-    def write(*, has_stacks: bool) -> bool:
-        written.append(has_stacks)
-        return True
-
-    monkeypatch.setattr(recorder, "write_dump", write)
-    monkeypatch.setattr(sys, "last_value", ValueError() if has_failed else None, raising=False)
-    recorder._write_at_exit()
-    assert written == ([False, True] if has_failed else [False])

@@ -309,11 +309,6 @@ def test_a_recv_from_any_rank_is_not_compared() -> None:
         assert analyse(dumps([], sends[:sent], [either], members=three)).findings == ()
 
 
-def test_no_dumps_is_no_finding() -> None:
-    """Nothing gives nothing."""
-    assert analyse([]).findings == ()
-
-
 def test_the_command_prints_one_screen(capfd: pytest.CaptureFixture[str]) -> None:
     """`elastic-run trace DIR` begins with the cause and ends with what was read."""
     assert run_trace([str(DATA / "missing_rank")]) == 0
