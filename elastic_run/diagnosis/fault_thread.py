@@ -17,7 +17,7 @@ import threading
 import time
 
 from elastic_run import contract
-from elastic_run.diagnosis.worker_sockets import is_own_user, listen
+from elastic_run.diagnosis.recorder import is_own_user, listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

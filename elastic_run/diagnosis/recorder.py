@@ -94,8 +94,6 @@ def serve(name: str) -> None:
     import atexit
     import threading
 
-    from elastic_run.diagnosis.worker_sockets import listen
-
     own = os.getpid()
     _replaceable.append(_stamp(_dump_path()))
     atexit.register(lambda: _write_at_exit() if os.getpid() == own else None)
@@ -115,8 +113,6 @@ def _write_at_exit() -> None:
 def _answer(listener: socket.socket) -> None:
     """Answer each connection; its end says that the answer is whole, or that the dump is written."""
     import threading
-
-    from elastic_run.diagnosis.worker_sockets import is_own_user
 
     try:
         # The kernel gets this thread's name, as from Python 3.14: the agent doesn't count what it does.
@@ -287,3 +283,56 @@ def _dump(dump: Callable[..., bytes], *, has_stacks: bool) -> bytes:
     finally:
         if names.get("_inductor") is stand_in:
             del names["_inductor"]
+
+
+# --- the abstract Unix sockets on which workers take requests of their agent ------------------------------------------
+# Every user of the machine may connect to such a socket, or take its name first. So nobody can foretell a name, which
+# is another one in each attempt, and both sides look at the user of the other side.
+def make_name(purpose: str) -> str:
+    """Return the name of a socket for one worker in one attempt."""
+    return f"elastic-run-{purpose}-{os.urandom(8).hex()}"
+
+
+def listen(name: str) -> socket.socket:
+    """Listen in a worker; a fork of it does not.
+
+    Raises:
+        OSError: There are no such sockets here, or the name is taken.
+    """
+    import socket
+
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(4)
+    except OSError:
+        listener.close()
+        raise
+    os.register_at_fork(after_in_child=listener.close)
+    return listener
+
+
+def send_request(name: str, request: bytes) -> socket.socket | None:
+    """Send a request to a worker, without waiting; None if no worker of this user listens."""
+    import socket
+
+    connection = socket.socket(socket.AF_UNIX)
+    connection.setblocking(False)
+    try:
+        connection.connect(f"\0{name}")
+        if is_own_user(connection):
+            connection.send(request)
+            return connection
+    except OSError:
+        pass
+    connection.close()
+    return None
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Whether the other side is this user or root."""
+    import socket
+    import struct
+
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1] in (os.getuid(), 0)

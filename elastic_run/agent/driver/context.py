@@ -10,8 +10,9 @@ from elastic_run import contract
 from elastic_run.core.job.config import AgentConfig, NodeConfig
 from elastic_run.multiprocessing.process.fork_exec import allowed_descriptors, can_ask_for_stacks
 from elastic_run.multiprocessing.process.guardian import Guardian
+from elastic_run.multiprocessing.process.process_table import read_name
 from elastic_run.records import dataclass, field
-from elastic_run.signals import block_signals, signal_name, signal_number
+from elastic_run.signals import SIGHUP, SIGINT, SIGQUIT, block_signals, signal_name, signal_number
 from elastic_run.store.worker_store import raise_descriptor_limit
 
 TYPE_CHECKING = False
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from elastic_run.agent.http_ports import HttpPort, MetricsPort
     from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.agent.plugin_calls import PluginCalls
-    from elastic_run.agent.senders import Senders
     from elastic_run.core.agent.faults import Fault
     from elastic_run.core.agent.machine import Agent
     from elastic_run.core.agent.messages import Event
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.output.logs import LogsDest, LogsSpecs
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
+    from elastic_run.signals import SignalInfo
     from elastic_run.timer.timer_file import TimerFile
 
 
@@ -96,7 +97,6 @@ class AgentContext:
 
     loop: Loop
     console: Console
-    senders: Senders
     agent: Agent
     started: float
     #: Takes the machine's events.
@@ -106,6 +106,7 @@ class AgentContext:
         self.group = group
         self.logs_specs = logs_specs
         self.options = options
+        self.senders = Senders()
         self.hostname = os.uname().nodename
         self.run_id = group.spec.rdzv_handler.get_run_id()
         # With torch in it (under compat), or a profiler around it, this is another program's process: too large to be
@@ -277,3 +278,55 @@ def parse_signals(names: str) -> tuple[int, ...]:
     """Return the numbers of signals given by name; an unknown one is passed over, as by torch (the CLI refuses it)."""
     numbers = (signal_number(name.strip()) for name in names.split(","))
     return tuple(number for number in numbers if number is not None)
+
+
+# --- who sent a signal ------------------------------------------------------------------------------------------------
+#: Codes of sigaction(2): of signals that the kernel sends by itself, at least; and of a timer that the process has set
+#: or inherited (alarm).
+_SI_KERNEL, _SI_TIMER = 0x80, -2
+
+
+class Senders:
+    """The last sender of each signal to the launcher, in words for the user.
+
+    `passed_on` are the signals that this launcher has passed on to workers, `warned_with` those with which it has
+    warned workers of new nodes.
+    """
+
+    def __init__(self) -> None:
+        self.passed_on: set[int] = set()
+        self.warned_with: set[int] = set()
+        self._senders: dict[int, str] = {}
+        self._reasons: dict[int, str] = {}
+
+    def add(self, number: int, found: SignalInfo | None) -> None:
+        """Store the sender of a signal that came; at once, since it may be gone a moment later (`kill`, `scancel`)."""
+        self._senders[number] = "" if found is None else _describe(found)
+        self._reasons.pop(number, None)
+
+    def name(self, number: int, sender: str) -> None:
+        """Name the sender of a request that came in place of a signal."""
+        self._senders[number] = sender
+
+    def explain(self, number: int, reason: str) -> None:
+        """Store why the launcher stops the job as if a signal had come, which nobody has sent."""
+        self._senders[number] = self._reasons[number] = reason
+
+    def find_reason(self, number: int) -> str:
+        """Return why the launcher stops the job as if this signal had come; "" if it has come."""
+        return self._reasons.get(number, "")
+
+    def find(self, number: int) -> str:
+        """Return the sender of the last signal of a number, such as `pid 12 (bash)`; "" if it isn't known."""
+        return self._senders.get(number, "")
+
+
+def _describe(found: SignalInfo) -> str:
+    if found.code == _SI_TIMER:
+        return "a timer"
+    if found.code >= _SI_KERNEL:
+        return "the terminal" if found.number in (SIGINT, SIGQUIT, SIGHUP) else "the kernel"
+    if not found.pid:
+        return f"a process outside of this container (uid {found.uid})"
+    name = read_name(found.pid)  # psutil's import, 16 ms, would be too long
+    return f"pid {found.pid} ({name})" if name else f"pid {found.pid}"

@@ -11,7 +11,7 @@ import socket
 from contextlib import suppress
 
 from elastic_run.core.agent.faults import ACTIONS, plan_faults
-from elastic_run.diagnosis.worker_sockets import send_request
+from elastic_run.diagnosis.recorder import send_request
 from elastic_run.report.text import signal_name, span
 
 TYPE_CHECKING = False

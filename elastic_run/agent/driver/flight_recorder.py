@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 from elastic_run import contract
-from elastic_run.diagnosis.worker_sockets import make_name, send_request
+from elastic_run.diagnosis.recorder import make_name, send_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

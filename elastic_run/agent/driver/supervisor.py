@@ -21,7 +21,6 @@ from elastic_run.agent.driver.event_recorder import EventRecorder
 from elastic_run.agent.driver.round_driver import RoundDriver
 from elastic_run.agent.driver.worker_launch import RoundJoin
 from elastic_run.agent.plugin_calls import PluginCalls, close_part
-from elastic_run.agent.senders import Senders
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.shutdown import KILL_LIMIT
 from elastic_run.core.job.restart_policy import CAUSE_WAIT
@@ -84,7 +83,6 @@ class Supervisor:
         self._signals_seen = 0
         context.started = self._loop.now()
         context.feed = self._feed
-        context.senders = Senders()
         self._round_join = (early_start and early_start.round_join) or RoundJoin(context)
         self._round_join.serve()
         self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=context.say)

@@ -291,7 +291,7 @@ def _open_to_faults(
 ) -> dict[int, str]:
     """Let Python workers take requests for faults; return the names of their sockets (`diagnosis.fault_thread`)."""
     from elastic_run.core.agent.faults import plan_faults
-    from elastic_run.diagnosis.worker_sockets import make_name
+    from elastic_run.diagnosis.recorder import make_name
 
     from_start: dict[int, list[str]] = {}
     for planned in plan_faults(faults, attempt=restart_count, world_size=workers[0].world_size):
