@@ -85,7 +85,7 @@ def test_a_failing_plugin_for_logs(launch: Launch, tmp_path: Path, name: str, me
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("Partial", "our_logs.Partial.reify has returned no stdouts for local rank 1 and no stderrs for local ranks 0"),
+        ("Partial", 'our_logs.Partial.reify has returned no stdouts for local rank 1; "" is the console'),
         ("Nothing", "our_logs.Nothing.reify has returned None, which is no LogsDest"),
         ("Late", "KeyError: 'late', at "),
     ],
