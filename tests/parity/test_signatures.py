@@ -157,6 +157,7 @@ _MODULES_WITHOUT_TWIN = {
     "elastic.rendezvous.dynamic_rendezvous": _ENGINE,
     "elastic.rendezvous.etcd_rendezvous": _ENGINE,
     "elastic.rendezvous.etcd_rendezvous_backend": _ENGINE,
+    "elastic.rendezvous.etcd_server": "starts a server for tests, as torch's does",
     "elastic.rendezvous.etcd_store": _ENGINE,
     "elastic.rendezvous.static_tcp_rendezvous": _ENGINE,
     "elastic.timer": _HELPER,
