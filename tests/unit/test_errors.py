@@ -84,12 +84,6 @@ def test_a_program_s_own_handler_hears_of_each_step() -> None:
     ]
 
 
-def test_a_handler_made_for_an_older_torch_records() -> None:
-    """A handler that has only the methods of torch 2.13 is enough."""
-    handler: Any = type("Handler", (), {"initialize": lambda _: None})()
-    assert record(lambda: 7, handler)() == 7
-
-
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_a_handler_may_add_to_a_death_by_signal(is_broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text of a failure by a signal is the handler's, unless it raises; other failures are not shown to it."""

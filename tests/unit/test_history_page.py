@@ -19,7 +19,7 @@ from elastic_run.report.history_charts import (
     draw_rows,
     find_span,
 )
-from elastic_run.report.history_page import _clock, _describe_round, _share_out, find_failures
+from elastic_run.report.history_page import _describe_round, _share_out, find_failures
 from elastic_run.report.job_history import (
     _DEPTH,
     _STACK_BYTES,
@@ -73,11 +73,6 @@ def test_the_shares_of_the_phases_are_those_of_all_time() -> None:
         (STOPPING, 40.0, 40.0),
     ]
     assert [seconds for _, _, seconds, _ in _share_out(job, 200.0)] == [50.0, 10.0, 100.0, 40.0]
-
-
-def test_a_time_of_the_clock_is_in_utc() -> None:
-    """The lines about launchers that were lost have it."""
-    assert _clock(86_400.0 + 3 * 3600 + 62.5) == "03:01:02"
 
 
 def test_a_failure_is_drawn_where_its_worker_ended() -> None:
@@ -237,14 +232,6 @@ def test_the_rank_that_stands_out_is_drawn() -> None:
     cpu, _ = draw((0, ranks, [0.0] * 9, [1] * 9), (50, ranks, used, [1] * 9))
     assert [curve.rank for curve in cpu.curves] == [0, 1, 2, 3, 4, 7]
     assert (len(cpu.curves), cpu.others) == (6, 3)
-
-
-def test_many_readings_are_thinned_out() -> None:
-    """A page of a month's job stays small; the last reading is drawn."""
-    readings = [(at / 100, [0], [at / 100], [at]) for at in range(10_001)]
-    cpu, memory = draw(*readings)
-    assert len(cpu.curves[0].path) < 8000
-    assert memory.curves[0].path.endswith("L1000.0 0.0")
 
 
 @pytest.mark.parametrize(

@@ -161,18 +161,6 @@ def test_error_files_are_temporary(temporary_place: Path) -> None:
     assert [path.name for path in temporary_place.iterdir()] == ["mine"]
 
 
-def test_log_files_are_not_temporary(temporary_place: Path) -> None:
-    """Log files that were asked for stay, also without a log directory; empty directories go."""
-    specs = DefaultLogsSpecs(tee=Std.ALL)
-    path, other = (Path(specs.reify(environments(1)).stdouts[0]) for _ in range(2))
-    other.touch()
-    assert not specs.is_temporary
-    specs.cleanup()
-    assert other.exists()
-    assert not path.parent.exists()
-    assert path.is_relative_to(temporary_place)
-
-
 def test_a_given_directory_alone_keeps_all_output(tmp_path: Path) -> None:
     """With a log directory, and no redirects nor tee, each rank has files for a copy of what goes to the console."""
     found = DefaultLogsSpecs(str(tmp_path), local_ranks_filter={0}).reify(environments(2))
@@ -193,11 +181,3 @@ def test_no_temporary_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.error_files == {0: "", 1: ""}
     assert [worker["TORCHELASTIC_ERROR_FILE"] for worker in env.values()] == ["", ""]
     assert found.stdouts == {0: "", 1: os.devnull}
-
-
-def test_an_unusable_temporary_directory_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When TMPDIR can't be written to, the next place is taken."""
-    monkeypatch.setenv("TMPDIR", "/proc/nowhere")
-    specs = DefaultLogsSpecs()
-    assert Path(specs.reify(environments(1)).error_files[0]).parent.is_dir()
-    specs.cleanup()

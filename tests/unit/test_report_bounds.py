@@ -95,12 +95,6 @@ def test_a_report_without_a_line_to_spare_is_still_made() -> None:
         assert len(lines) <= 25
 
 
-def test_the_worst_report_still_ends_with_what_to_do() -> None:
-    """Sections give way to each other, but none disappears."""
-    labels = [line[:9].strip() for line in render(WORST) if line[:9].strip()]
-    assert labels[1:] == ["cause", "others", "before", "verdict", "stuck", "logs", "hint"]
-
-
 @pytest.mark.parametrize(
     ("code", "verdict"), [(code, name) for code, name, _ in contract.EXIT_CODES if isinstance(code, int) and code != 0]
 )

@@ -99,21 +99,6 @@ def test_the_document_has_exactly_the_keys_of_version_1() -> None:
     assert [worker["rank"] for worker in document["workers"]] == [1, 0]
 
 
-def test_a_document_without_workers_is_whole() -> None:
-    """A job that never started has the same keys."""
-    document = failure_document(
-        result(
-            verdict="signal",
-            exit_code=143,
-            signal=15,
-            attempts=(Attempt(restart_count=0, root=None, started_at=0, uptime=0),),
-        )
-    )
-    assert document["root_cause"] is None
-    assert document["attempts"][0]["root_cause"] is None
-    assert document["signal"] == {"number": 15, "name": "SIGTERM"}
-
-
 def test_megabytes_of_a_worker_s_words_are_cut() -> None:
     """The file stays small, whatever the exception holds."""
     text = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: ' + "x\udcff" * 200_000

@@ -248,22 +248,6 @@ def test_a_deep_traceback_shows_its_inner_end() -> None:
     assert not any("step1(" in line for line in lines)
 
 
-def test_a_cpp_exception_without_frames_shows_the_end_of_stderr() -> None:
-    """Where there is no traceback, the last lines are the evidence."""
-    assert "stderr   terminate called" in report(result(worker_end(0, -6, captured("terminate"))))
-
-
-def test_a_worker_that_said_nothing_is_told_so() -> None:
-    """An empty stderr is a fact, too."""
-    assert "stderr   (nothing was written)" in report(result(worker_end(0, 3)))
-
-
-def test_stderr_that_was_not_captured_is_no_empty_one() -> None:
-    """The report says where it went, and quotes what was captured all the same."""
-    root = worker_end(0, 3, stderr_target="elastic-run's stderr, /dev/pts/3")
-    assert "stderr   (not captured: it went to elastic-run's stderr, /dev/pts/3)" in report(result(root))
-
-
 def test_a_message_of_many_lines_shows_its_head_and_tail() -> None:
     """The first lines and the last of a long message are kept."""
     message = "\n".join(f"line {number}" for number in range(50))

@@ -13,7 +13,6 @@ from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.report.failure_sections import trace_lines
 from elastic_run.report.text import (
     columns,
-    count,
     elide,
     end_verb,
     exception_line,
@@ -48,14 +47,6 @@ def test_nothing_that_a_terminal_would_obey_is_left(text: str, expected: str) ->
     assert printable(text) == expected
 
 
-def test_of_a_huge_text_both_ends_are_kept() -> None:
-    """What it begins and ends with tells most."""
-    text = printable("head" + "x" * 10_000_000 + "tail")
-    assert text.startswith("head")
-    assert text.endswith("tail")
-    assert len(text) < 3000
-
-
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
@@ -75,13 +66,6 @@ def test_colours_are_for_terminals_that_show_them(environ: dict[str, str], expec
     finally:
         for fd in (host, terminal, out, into):
             os.close(fd)
-
-
-def test_columns_are_what_a_terminal_takes() -> None:
-    """Wide characters take two, combining marks none."""
-    assert columns("abc") == 3
-    assert columns("日本") == 4
-    assert columns("e\u0301") == 1
 
 
 @pytest.mark.parametrize(
@@ -225,11 +209,6 @@ def test_an_exception_s_line_is_its_first_that_says_something() -> None:
     assert exception_line(ExceptionText("RuntimeError", "\n\n lost\nmore")) == "RuntimeError: lost"
     assert exception_line(ExceptionText("RuntimeError", "[/w/gloo/pair.cc:553] Closed")) == "RuntimeError: Closed"
     assert exception_line(ExceptionText("AssertionError")) == "AssertionError"
-
-
-def test_one_is_singular() -> None:
-    """One worker, two workers."""
-    assert (count(1, "worker"), count(2, "worker")) == ("1 worker", "2 workers")
 
 
 def test_an_exception_group_takes_no_more_lines_than_there_are() -> None:
