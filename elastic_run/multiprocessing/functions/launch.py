@@ -125,11 +125,7 @@ class StartedFunction:
 
 
 def read_value(result: Result, rank: int) -> Any:
-    """Return the value of a worker's function; None where it ended without returning, by `os._exit(0)`.
-
-    Raises:
-        UnpicklingError: This process can't unpickle the value that the worker sent.
-    """
+    """Return the value of a worker's function; None where it ended without returning, by `os._exit(0)`."""
     if result.kind != VALUE:
         return None
     try:
@@ -142,12 +138,7 @@ def read_value(result: Result, rank: int) -> Any:
 class Functions:
     """A function and its arguments for each worker, ready to be started.
 
-    Raises:
-        TypeError: The function can't be called.
-        ValueError: There is no such start method.
-        RuntimeError: The program can't be forked any more, or this is a worker that is importing its main module.
-        PicklingError: The function or an argument can't be sent; depending on the object AttributeError or TypeError,
-            as pickle has it.
+    What can't be started is refused with TypeError, ValueError, RuntimeError, or what pickle raises.
     """
 
     def __init__(
@@ -178,11 +169,7 @@ class Functions:
     def start(
         self, local_rank: int, options: SpawnOptions, *, on_fork: Callable[[], None] | None = None
     ) -> StartedFunction:
-        """Start one worker, up to the call of its function: that waits for `StartedFunction.begin`.
-
-        Raises:
-            OSError: The system refuses a process or a descriptor.
-        """
+        """Start one worker, up to the call of its function: that waits for `StartedFunction.begin`."""
         start = {"spawn": self._spawn, "fork": self._fork, "forkserver": self._serve}[self._method]
         worker = self._workers[local_rank]
         with contextlib.ExitStack() as lent, contextlib.ExitStack() as own:

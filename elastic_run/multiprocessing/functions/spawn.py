@@ -44,15 +44,7 @@ class ProcessRaisedException(ProcessException):
 
 
 class ProcessExitedException(ProcessException):
-    """A process ended by a signal, or with an exit code.
-
-    Args:
-        msg: What happened.
-        error_index: The process's index.
-        error_pid: Its pid.
-        exit_code: Its exit code, or minus the signal's number.
-        signal_name: The signal's name, or None.
-    """
+    """A process ended by a signal, or with an exit code: `exit_code` is minus the signal's number then."""
 
     def __init__(
         self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
@@ -129,9 +121,7 @@ class ProcessContext:
     def stop(self, number: int = signal.SIGTERM, grace: float = _GRACE) -> None:
         """Stop all of them with all that they started, and wait until they are gone; harmless when they are.
 
-        Args:
-            number: The signal that they get first.
-            grace: Seconds until SIGKILL.
+        They get the signal first, and SIGKILL after the seconds of grace.
         """
         self._group.stop(number, grace)
 

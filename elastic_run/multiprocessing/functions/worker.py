@@ -217,14 +217,7 @@ def _leave_result(file: int, kind: bytes, payload: bytes) -> None:
 
 # --- what can be sent -------------------------------------------------------------------------------------------------
 def refuse_method(start_method: str, function: Callable[..., Any]) -> None:
-    """Refuse a start method that there isn't, or that the program can't use for a function, or can't use any more.
-
-    Raises:
-        ValueError: There is no such start method.
-        RuntimeError: The program has initialised a GPU, and forked workers can't use it; there is no interpreter; or
-            this is a worker that is importing its main module.
-        PicklingError: A fresh interpreter can't find the function by its name.
-    """
+    """Refuse a start method that there isn't, or that the program can't use for a function, or can't use any more."""
     if start_method not in START_METHODS:
         message = f"start_method {start_method!r} is none of {', '.join(START_METHODS)}"
         raise ValueError(message)

@@ -259,8 +259,8 @@ def find_survivors(
         sessions: Sessions of the workers, by their numbers.
         token: The launcher's token; empty to look at sessions only.
         since: Start time of the launcher in clock ticks; older processes are not descendants.
-        ignored: Pids that don't count.
-        spared: Sessions that don't count.
+        ignored: Pids that don't count; `spared` are sessions.
+        spared: See above.
         is_adopted: Says of a process whether it is an orphan that is known to be a descendant.
     """
     needle = token.encode()

@@ -40,8 +40,8 @@ class Workers:
     The guardian was told of every session, so that none outlives the agent, and is told when one is gone.
 
     Args:
-        loop: The agent's loop.
-        guardian: See above.
+        loop: The agent's.
+        guardian: The agent's.
         on_exit: Called with a worker's local rank and exit code (minus the signal's number) when it has ended.
         on_overdue: Called when workers have not stopped shortly before SIGKILL.
         adopts: Says whether orphans of the workers' descendants come to this process; None if they never do.

@@ -111,7 +111,7 @@ class Template:
         """Import, then fork on demand; returns in a worker only."""
         self._title.show("elastic-run: template", "template")
         order = messages.receive(self._channel)
-        if order is None or not self._has_fit_start(order[0]["own"]) or not self._import(**order[0]):
+        if order is None or not self._import(**order[0]):
             os._exit(0)
         _freeze()
         while (order := messages.receive(self._channel)) is not None:
@@ -120,16 +120,13 @@ class Template:
                 return
         os._exit(0)
 
-    def _has_fit_start(self, own: Sequence[str]) -> bool:
-        """Tell the agent if Python's own start has left or read something that a fork must not have."""
-        if hazard := self._watch.find_hazard(variables=own):
-            self._send("failed", f"Python's own start can't be preloaded (sitecustomize, a .pth file): it {hazard}")
-        return not hazard
-
     def _import(self, modules: Sequence[str], left_out: Sequence[str], own: Sequence[str]) -> bool:
         """Import the modules, and report the progress to the agent; return whether workers can be forked."""
         import importlib
 
+        if hazard := self._watch.find_hazard(variables=own):
+            self._send("failed", f"Python's own start can't be preloaded (sitecustomize, a .pth file): it {hazard}")
+            return False
         chosen = self._choose(modules, left_out)
         if not chosen:
             self._send("idle")
@@ -171,7 +168,10 @@ class Template:
         if helper == 0:
             return self._deliver(places)
         if helper is not None:
-            _wait_exit(helper)  # afterwards its children are the agent's
+            try:
+                os.waitpid(helper, 0)  # afterwards its children are the agent's
+            except ChildProcessError:
+                pass  # SIGCHLD was inherited as ignored, or a module collects children: it has ended all the same
         for place in places:
             os.close(place)
         self._send("done")
@@ -205,7 +205,7 @@ class Template:
             os._exit(0)  # the agent has gone
 
     def _wait(self, place: int, places: list[int]) -> bool:
-        """In a fork: wait for the order to become a worker, and become one."""
+        """In a fork: wait for the order to become a worker, and become a worker."""
         self._title.show("elastic-run: waiting", "waiting")
         self._channel.close()
         for other in places:
@@ -277,13 +277,6 @@ def _freeze() -> None:
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)
-
-
-def _wait_exit(pid: int) -> None:
-    try:
-        os.waitpid(pid, 0)
-    except ChildProcessError:
-        pass  # SIGCHLD was inherited as ignored, or a module collects children: it has ended all the same
 
 
 def _flush() -> None:

@@ -37,11 +37,8 @@ if TYPE_CHECKING:
 _NOTICE = 15.0
 _IMPORT_WAIT = 300.0
 _FORK_WAIT = 10.0
-#: Templates in a row that may die, and seconds until the next one is started: a round that begins comes first.
+#: Templates in a row that may die.
 _TRIES = 3
-_PAUSE = 1.0
-#: Seconds that the forks get to disappear at the end.
-_FAREWELL = 2.0
 #: A module that ends its process by one of these does so each time; other signals come from outside.
 _CRASHES = frozenset(map(signal_number, ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")))
 
@@ -89,10 +86,7 @@ class WorkerPool:
         self._timers: list[Timer] = []
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start the templates with a worker's command line, and an environment without variables that differ.
-
-        `prepare` orders the first generation.
-        """
+        """Start the templates with a worker's command line, and an environment without variables that differ."""
         self.argv, self.env = argv, dict(env)
         self._start_templates()
 
@@ -129,10 +123,9 @@ class WorkerPool:
     def start_worker(
         self, local_rank: int, argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]
     ) -> int | None:
-        """Let a fork that waits become a worker with its whole command line and environment; return its pid.
+        """Let a fork that waits become a worker with its whole command line and environment; return its pid, or None.
 
-        None where there is no such fork, so that the worker has to be started by exec. `streams` are the descriptors
-        that it gets as 1 and 2, and the pipe for its stacks, if it gets one.
+        `streams` are the descriptors that it gets as 1 and 2, and the pipe for its stacks, if it gets one.
         """
         template = self._templates.get(self._affinities[local_rank])
         while template is not None and template.forks:  # there may be none any more (`leave_out`)
@@ -149,8 +142,7 @@ class WorkerPool:
         self.dismiss()
         templates = [*self._templates.values(), *self._left]
         if self.loop is not None:
-            deadline = self.loop.now() + _FAREWELL
-            self.loop.run_until(lambda: not any(each.living for each in templates), deadline)
+            self.loop.run_until(lambda: not any(each.living for each in templates), self.loop.now() + 2.0)
         for template in templates:
             template.forget()
         process_table.set_subreaper(is_on=self._was_subreaper)
@@ -162,7 +154,6 @@ class WorkerPool:
                 template.start()
 
     def _renew(self) -> None:
-        """Replace templates that have died."""
         if not self._is_hopeless and self.losses <= _TRIES:
             try:
                 self._start_templates()
@@ -190,7 +181,6 @@ class WorkerPool:
     def report_refusal(self, reason: str) -> None:
         """Tell that the system refuses forks."""
         self.say(f"--preload: the template can't fork ({reason}): the missing workers start cold")
-        self.settle()
 
     def leave_out(self, package: str, reason: str) -> None:
         """Start other templates without a package that the user has not named."""
@@ -212,7 +202,7 @@ class WorkerPool:
         victim = f" (it was importing {template.importing})" if template.importing else ""
         self.say(f"--preload: the workers' template {how}{victim}: workers start cold {outlook}")
         if self.loop is not None and not is_last:
-            self.loop.call_later(_PAUSE, self._renew)
+            self.loop.call_later(1.0, self._renew)  # a round that begins comes first
 
     def give_up(self, reason: str) -> None:
         """Go on without warm workers, and say why, once."""
@@ -427,7 +417,6 @@ class TemplateClient:
             self._pool.losses = 0  # it is a good one
 
     def _drop_ordered(self) -> None:
-        """Drop the forks that are not complete: they end when their socket is closed."""
         self._wanted = 0
         for channel in self._ordered:
             channel.close()
