@@ -1,17 +1,12 @@
-"""Starts a function's process by spawn, fork or forkserver.
+"""Starts a function's process by spawn, fork or forkserver; multiprocessing is imported only for that (law 1).
 
-Rules
-- spawn starts a fresh interpreter exactly as a command is started (`process.fork_exec`): its own session, the worker's
-  environment from its first instruction, no descriptor that it should not have. The function is passed in a file
-  without a name, not through a pipe, so that the next worker's start does not wait until this worker has read it.
-- fork copies this process. The child first closes the launcher's signal handlers and descriptors, and then reports that
-  it is ready. It counts as started only after that report.
+- spawn starts a fresh interpreter exactly as a command is started. The function is passed in a file without a name, not
+  through a pipe, so that the next worker's start does not wait until this worker has read it.
+- fork copies this process. The child counts as started once it has closed the launcher's descriptors.
 - forkserver leaves the start to multiprocessing's server. The process is the server's child, not ours: a descriptor
   tells of its end. It takes its streams, environment and session after the program's main module was imported.
 - A worker calls its function after `StartedFunction.begin`: the guardian must know of the process first.
-- An object that can't be sent is refused before the first worker starts (`worker`).
 - Only a child that this process started can write to a result's file, so the launcher may unpickle the result (law 5).
-- Law 1: this module and multiprocessing are imported only if a function is launched.
 """
 
 from __future__ import annotations

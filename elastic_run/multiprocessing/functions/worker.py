@@ -1,19 +1,14 @@
 """A function as a worker: which functions can be sent to a process, and the part that runs in that process.
 
-Rules
 - The process object is the standard library's, so that `current_process`, `parent_process`, exit functions, threads and
-  finalizers in the worker behave as any program expects of multiprocessing. Only the start and the way of the result
-  are ours.
-- An exception is recorded in error.json, as `record` does, and goes to stderr. A result goes into a file without a
-  name, which the launcher reads when the worker has ended: so it may have any size. A result that can't be pickled is
-  an exception of the worker.
-- An interrupt is recorded, too, but not shown: Ctrl-C in a notebook would print a traceback for each worker.
+  finalizers in the worker behave as any program expects. Only the start and the way of the result are ours.
+- An exception is recorded in error.json, as `record` does, and goes to stderr; not shown is an interrupt: Ctrl-C in a
+  notebook would print a traceback for each worker. A result goes into a file without a name, which the launcher reads
+  when the worker has ended: so it may have any size. A result that can't be pickled is an exception of the worker.
 - A guardian can't find a forked process by its environment (/proc shows the program's). So the function is called only
   after the launcher has told its guardian of the process, and never if the launcher died first.
-- A process that `spawn` or `forkserver` starts imports the program's main module, and looks the function up by its
-  name. That fails for a lambda, for a function inside another function, and for a function of a notebook: these are
-  refused before the start, and the message says what to do then.
-- No other module is imported before the function's own: a function that needs torch imports it there.
+- A process that `spawn` or `forkserver` starts looks the function up by its name. A lambda, a function inside another
+  function and a function of a notebook are refused before the start, and the message says what to do then.
 """
 
 from __future__ import annotations

@@ -1,26 +1,18 @@
 """The guardian: a small process that outlives the launcher by a moment, so that no other process does (law 6).
 
-Rules
-- The launcher writes orders into a file without a name, which the guardian reads when the launcher has ended. So
-  neither waits for the other, and the guardian sleeps until then. Orders are lines: `+ PID BORN` a worker leads a
-  session (BORN: its start time), `= PID ENDED` it had ended by a time, `- PID` nothing of it is left, `directory HEX` a
-  temporary directory, `keep` nothing is to be killed any more, `bye`.
-- A second guardian, forked from the first, reads the same file (`guardian_process` is the module of both processes).
-- Each guardian holds one end of a link to the launcher, and the launcher's pidfd, since a fork of the program around us
-  may hold the other end of the link. If either ends and the file has no `bye`, the launcher has died of any signal, or
-  of a defect.
+- The launcher writes orders into a file without a name. The guardian and a second one (`guardian_process`) read it when
+  the launcher has ended, so nobody waits for another. Orders are lines: `+ PID BORN` a worker leads a session (BORN:
+  its start time), `= PID ENDED` it had ended by a time, `- PID` nothing of it is left, `directory HEX` a temporary
+  directory, `keep` nothing is to be killed any more, `bye`.
 - It has its own session, a name in `ps` that `pkill -f train.py` or `pkill -f elastic` doesn't find, and none of the
-  launcher's descriptors but these: otherwise `elastic-run … | cat` would never end.
-- It is forked if the launcher is the whole process, which is quick and shares pages. It is exec'd inside another
-  program's process, whose threads and memory must not be copied. A program without an interpreter (frozen, or one that
-  embeds Python) forks it nevertheless: to execute `sys.executable` would start the program a second time.
-- In a job of one node it is forked right before the first worker: after a fork each page that the launcher writes to is
-  copied first, and the launcher's imports write to most of its pages.
+  launcher's descriptors but a link: otherwise `elastic-run … | cat` would never end.
+- If the launcher is the whole process, it is forked right before the first worker: after a fork each page that the
+  launcher writes to is copied first, and the launcher's imports write to most of its pages. Inside another program's
+  process, whose threads and memory must not be copied, it is exec'd. A program without an interpreter forks it all the
+  same: to execute `sys.executable` would start the program a second time.
 - In a job of several nodes it holds a duplicate of the agent's connection to the coordinator, which comes through the
-  link, until the workers are gone. So the end of that connection is the proof, for the other nodes, that nothing of
-  this node's job is left.
-- On busy cores a worker may run for a while before the launcher, which has just started it, can write its pid. The
-  guardian finds such a worker by its environment.
+  link, until the workers are gone: its end proves to the other nodes that nothing of this node is left.
+- On busy cores a worker may run before the launcher can write its pid. The guardian finds it by its environment.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """The guardian's own process, and a second one behind it: they wait for the launcher's end, and clean up after it.
 
-Rules
+- Each sees the end of the launcher by its pidfd, since a fork of the program around us may hold the link open.
 - The second guardian does what the first one does, half a second later, or as soon as the first one has ended: it acts
-  where the first one can't, since it was killed, even at the same moment as the launcher, or was stopped. Usually it
-  finds nothing. It is forked when the workers have booted. Measured: when launcher and guardian were killed together,
-  12 of 12 workers lived on without it, and none with it.
-- When the guardian dies while the launcher lives the second one stands in, until the launcher has started another and
-  says `bye` to what was there before.
-- The second one is in the session of the first, by which the launcher knows it, and in a process group of its own.
+  where the first one was killed, even at the same moment as the launcher, or was stopped. Usually it finds nothing.
+  Measured: when launcher and guardian were killed together, 12 of 12 workers lived on without it, and none with it.
+- It is in the session of the first, by which the launcher knows it, and in a process group of its own.
 - When the launcher and both guardians are killed at the same moment, no process is left to act. Three ways to prevent
   that were rejected; docs/processes.md has the measurements. PR_SET_PDEATHSIG kills the workers before a guardian can
   see which processes are their children, so a child that left session and environment would outlive every SIGKILL of
   the launcher; it also costs 1 ms for each worker. A pipe whose closing sends SIGKILL to the group (F_SETSIG) gives
-  each worker a descriptor that it does not have under torchrun. cgroup.kill needs a guardian that writes to it, and a
-  cgroup that the user may write to, which schedulers and containers seldom give.
+  each worker a descriptor that it does not have under torchrun. cgroup.kill needs a cgroup that the user may write to.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
 """What /proc tells of processes: their state, signals to them, and which of them are left of a worker.
 
-Rules
 - A process is gone if it is absent or a zombie: a slow PID 1 leaves zombies for some time.
 - Only evidence counts that no stranger can have: a session that a worker leads or led, the launcher's token in the
-  environment, a parent with such evidence, or the launcher as the subreaper that an orphan of the workers came to. A
-  pipe or a terminal is no evidence: the kernel gives its number to another program after its end.
-- A descendant that left the session (a daemon, a nested launcher's worker) still has the token of every launcher above
-  it in its environment. A process older than the launcher can't be a descendant, and its files are not read.
+  environment (a descendant that left the session has it, too), a parent with such evidence, or the launcher as the
+  subreaper that an orphan of the workers came to. A process older than the launcher can't be a descendant.
 - Reading /proc/PID/environ takes the process's memory lock. A process in uninterruptible sleep may hold this lock for
   ever, so its file is never opened.
-- The module uses little of the standard library: the guardian runs it after the launcher has died. It is for the
-  guardian, for the start and the stop of workers, and for what psutil does not tell.
+- The module uses little of the standard library: the guardian runs it after the launcher has died.
 """
 
 from __future__ import annotations

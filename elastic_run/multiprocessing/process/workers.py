@@ -1,13 +1,10 @@
 """The worker processes of one round: watches for their exits, forwards signals, stops them with all descendants.
 
-Rules
 - A round is gone if no process of it lives: no worker, no process in a worker's session, no descendant that left the
   session (found by the launcher's token). Only then the caller is told, once.
-- `core.agent.shutdown` decides when to signal which process; this module carries it out. The process group of a dead
-  worker has no leader to protect, so it gets the signal when the stop begins or when its leader ends. No process gets
-  the signal twice. A process outside the sessions whose parent lives is left to that parent (a launcher inside a worker
-  tells its own workers).
-- The remaining processes are awaited through pidfds like the workers; without pidfds they are looked at every `_LOOK`.
+- `core.agent.shutdown` decides when to signal which process. The process group of a dead worker has no leader to
+  protect, so it gets the signal when the stop begins or when its leader ends. No process gets the signal twice. A
+  process outside the sessions whose parent lives is left to that parent: a launcher inside a worker tells its own.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.process.process_table import ProcessStat
     from elastic_run.multiprocessing.starter import StartedWorker
 
-#: Seconds between two looks at leftovers that can't be waited for (a case of law 2's list).
+#: Seconds between two looks at leftovers where there are no pidfds (a case of law 2's list).
 _LOOK = 0.01
 #: Seconds after a success in which processes end that go with their worker: resource trackers, fork servers, pools.
 _HELPERS_WAIT = 0.5

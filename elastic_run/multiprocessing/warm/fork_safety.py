@@ -1,16 +1,12 @@
 """Checks after each import whether the process can still be forked, so that the right module is named.
 
-A fork has only the thread that forked; other threads' work is never done. It can't use a GPU that was initialised
-before, and is not the parent of its parent's children. Kernel objects (sockets, pipes, epoll, shared memory with its
-locks) are shared by all forks, while each exec would have its own. A template lacks the variables in which workers
-differ, so a module that reads one of them at import would have the wrong value.
+A fork has only the thread that forked. It can't use a GPU that was initialised before, and is not the parent of its
+parent's children. Kernel objects (sockets, pipes, epoll, shared memory with its locks) are shared by all forks. A
+template lacks the variables in which workers differ, so a module that reads one of them has the wrong value.
 
-Only what modules do is checked, not all that they could do. docs/warm-workers.md lists what goes unnoticed: files with
-a position, temporary directories, limits, a copy of the environment.
-
-Native thread pools that survive a fork are allowed: they end their threads before the fork, or start new ones after it.
-The library of a thread is read from its stack, since threads have no names of their own. GNU OpenMP is not allowed: its
-pool hangs in a fork.
+Only what modules do is checked; docs/warm-workers.md lists what goes unnoticed. Native thread pools that survive a fork
+are allowed: they end their threads before the fork, or start new ones after it. The library of a thread is read from
+its stack, since threads have no names of their own. GNU OpenMP is not allowed: its pool hangs in a fork.
 """
 
 from __future__ import annotations

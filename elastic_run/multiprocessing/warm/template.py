@@ -1,20 +1,15 @@
 """The template: a worker that stops before its script, imports modules, and forks workers from itself.
 
-Rules
 - It is started with the workers' command line, environment and flags. A line of a .pth file calls `begin`, which leaves
   an audit hook; Python raises the event that the hook waits for when it is about to open the program, with `sys.path`
   complete and nothing of ours on the stack. The template never returns from the hook. Its forks do, and run the
   program. Rejected: to imitate Python's start of a program (runpy runs beneath frames of ours, and differs in
   `__spec__`, in tracebacks, in the look of a SyntaxError); to call Py_Main a second time (it keeps the frames, too).
-- Any error here ends the process: a template must never run the program itself.
-- A **fork helper**, a fork of the template, forks the workers and ends when all of them are there. They become the
-  agent's children, since the agent is a subreaper: real children, whose exit codes survive the template, at the price
-  of one fork per round. Rejected: to report exit codes from the template (lost when it is killed, and `os.getppid()`
+- A **fork helper**, a fork of the template, forks the workers and ends. They become the agent's children, since the
+  agent is a subreaper. Rejected: to report exit codes from the template (lost when it is killed, and `os.getppid()`
   isn't the launcher), a fork each in between (twice the price), CLONE_PARENT (the C library's fork handlers don't run,
   and OpenBLAS's threads need theirs).
-- A fork becomes a worker by setting everything that exec would have set. The template got the workers' command line,
-  environment and flags from its own exec. What is left are the values that differ between workers, and the random
-  values that a new process draws at its start or at an import.
+- A fork sets what exec would have set: values that differ between workers, and the random values of a new process.
 - Nothing is imported here that Python hasn't imported itself by then: a worker has the modules of an executed worker,
   and the modules that the user named.
 """
