@@ -55,9 +55,17 @@ class _Pair:
     def __init__(self, orders: bytes) -> None:
         self.orders = open_unnamed(orders)
         os.lseek(self.orders, 0, os.SEEK_END)
-        pairs = [make_link(), make_link()]
-        self.theirs = [reading for reading, _ in pairs]
-        self.links = [writing for _, writing in pairs]
+        self.links: list[int] = []
+        self.theirs: list[int] = []
+        try:
+            for _ in range(2):
+                reading, writing = make_link()
+                self.theirs.append(reading)
+                self.links.append(writing)
+        except OSError:
+            self.abandon()
+            self.close_theirs()
+            raise
 
     def write(self, orders: bytes) -> None:
         os.write(self.orders, orders)
@@ -78,6 +86,10 @@ class _Pair:
 
     def abandon(self) -> None:
         for fd in (self.orders, *self.links):
+            os.close(fd)
+
+    def close_theirs(self) -> None:
+        for fd in self.theirs:
             os.close(fd)
 
 
@@ -116,8 +128,7 @@ class Guardian:
             pair.abandon()
             raise
         finally:
-            for fd in pair.theirs:
-                os.close(fd)
+            pair.close_theirs()
         self._pair = pair
         self.own_sessions.add(self.pid)
         # A second guardian that stands in leaves after the new one stands: the launcher may be killed in between.
