@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from elastic_run.worker.kept_memory import DamagedStateError, KeptStateError, StateTooLargeError
     from elastic_run.worker.kept_state import KeptState
     from elastic_run.worker.launching import launch_subprocesses
-    from elastic_run.worker.memory_checkpoint import MemoryReader, MemoryWriter
+    from elastic_run.worker.memory_reader import MemoryReader
+    from elastic_run.worker.memory_writer import MemoryWriter
     from elastic_run.worker.parallel import ParallelGroup, ParallelGroups, parallel_groups
     from elastic_run.worker.place import JoinError, PlaceError, WorkerError
     from elastic_run.worker.sampler import ElasticSampler
@@ -68,8 +69,8 @@ __getattr__ = lazy_names(
         "KeptStateError": "kept_memory",
         "StateTooLargeError": "kept_memory",
         "KeptState": "kept_state",
-        "MemoryReader": "memory_checkpoint",
-        "MemoryWriter": "memory_checkpoint",
+        "MemoryReader": "memory_reader",
+        "MemoryWriter": "memory_writer",
         "launch_subprocesses": "launching",
         "ParallelGroup": "parallel",
         "ParallelGroups": "parallel",

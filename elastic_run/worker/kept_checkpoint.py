@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from elastic_run.worker.kept_memory import Entry, KeptStateError, open_memories
-from elastic_run.worker.memory_checkpoint import make_metadata
+from elastic_run.worker.memory_reader import make_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -33,7 +33,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from elastic_run.worker.kept_memory import KeptStateError
-from elastic_run.worker.memory_checkpoint import MemoryReader, MemoryWriter, say
+from elastic_run.worker.memory_reader import MemoryReader, say
+from elastic_run.worker.memory_writer import MemoryWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
