@@ -31,29 +31,6 @@ def notices(
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
-    [
-        (OPEN_MPI, "mpirun has started 8 launchers, and each runs a job of its own; "),
-        ({**STEP, **OPEN_MPI}, "mpirun has started 8 launchers, and each runs a job of its own; "),
-        ({"MPI_LOCALNRANKS": "4", "PMI_SIZE": "12", "PMI_RANK": "3"}, "mpiexec has started 12 launchers, and each "),
-        ({"MV2_COMM_WORLD_SIZE": "2"}, "mpirun_rsh has started 2 launchers, and each "),
-        ({"FLUX_JOB_SIZE": "4", "FLUX_TASK_RANK": "0"}, "flux has started 4 launchers, and each "),
-        ({"JSM_NAMESPACE_SIZE": "4"}, "jsrun has started 4 launchers, and each "),
-        ({"SKYPILOT_NUM_NODES": "2"}, "SkyPilot has started 2 launchers, and each "),
-        ({"SM_HOSTS": '["algo-1","algo-2"]'}, "SageMaker has started 2 launchers, and each "),
-    ],
-)
-def test_launchers_that_do_not_know_each_other_are_told(
-    environ: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each would train a model of its own without a word; the line says what to give. Nothing is derived."""
-    values, (line,) = notices("train.py", environ, monkeypatch)
-    assert values == {}
-    assert line.startswith(told)
-    assert "--rdzv-endpoint=HOST:PORT" in line
-
-
-@pytest.mark.parametrize(
     ("words", "environ"),
     [
         ("train.py", {"OMPI_COMM_WORLD_SIZE": "1"}),

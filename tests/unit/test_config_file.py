@@ -103,25 +103,18 @@ MISTAKES = [
     ("max-restart = 3", "job.toml: max-restart: is not a flag, did you mean 'max-restarts'?"),
     ("nproc = 3", "job.toml: nproc: is not a flag, did you mean 'nproc-per-node'?"),
     ("zzz = 3", "job.toml: zzz: is not a flag"),
-    ("[rdzv]\nbackend = 'c10d'", "job.toml: rdzv: is not a flag"),
     ("script = 'train.py'", "job.toml: script: is not a flag"),
     ("config = 'x'", "job.toml: config: is for the command line only"),
-    ("explain = true", "job.toml: explain: is for the command line only"),
     ("help = true", "job.toml: help: is not a flag"),
     ("max-restarts = 3\nmax_restarts = 3", "job.toml: max_restarts: is set twice, with a hyphen and with an"),
     ("max-restarts = 'three'", "job.toml: max-restarts: 'three' is not a whole number from 0 up"),
-    ("max-restarts = 3.5", "job.toml: max-restarts: '3.5' is not a whole number from 0 up"),
     ("max-restarts = true", "job.toml: max-restarts: true is not a value of this flag (N)"),
-    ("max-restarts = [3]", "job.toml: max-restarts: a list is not a value of this flag (N)"),
     ("max-restarts = {n = 3}", "job.toml: max-restarts: a table is not a value of this flag (N)"),
     ("max-restarts = 1979-05-27", "job.toml: max-restarts: a date or a time is not a value of this flag (N)"),
     ("nnodes = '4:1'", "job.toml: nnodes: '4:1' is not MIN[:MAX] with 1 <= MIN <= MAX"),
     ("standalone = 1", "job.toml: standalone: 1 is not true or false"),
-    ("standalone = 'yes'", "job.toml: standalone: 'yes' is not true or false"),
-    ("role = 5", 'job.toml: role: 5 is a number, but the value is a text: write "5"'),
     ("rdzv-id = 42", 'job.toml: rdzv-id: 42 is a number, but the value is a text: write "42"'),
     ("preload = [1.5, true]", "job.toml: preload: true in the list is not a value of this flag (MODULE,...|auto)"),
-    ("preload = ['a b']", "job.toml: preload: 'a b' is not a list of modules"),
     ("rdzv-conf = {a = [1]}", "job.toml: rdzv-conf: a: a list is not a number, a text, true or false"),
     ("rdzv-conf = {a = 'b,c'}", "job.toml: rdzv-conf: a: 'b,c' has a comma, which ends a setting"),
     ("rdzv-conf = {timeout = 'x'}", "job.toml: rdzv-conf: 'timeout=x' is wrong: timeout is not a number of seconds"),
@@ -184,15 +177,6 @@ def test_other_nodes_get_the_values_and_not_the_file() -> None:
     args, origins = parse("nnodes = 2\npreload = ['a', 'b']\nstandalone = false", "--role=r")
     command = _make_join_command(args, FLAGS, ("elastic-run",), origins)
     assert command.flags == ("--nnodes=2", "--role=r", "--preload=a,b")
-
-
-def test_what_is_found_out_later_names_the_file_as_well(capsys: pytest.CaptureFixture[str]) -> None:
-    """A value that contradicts another one is said to come from the file."""
-    Path("s").touch()
-    Path("job.toml").write_text("node-rank = 3\nmaster-port = 5", encoding="utf-8")
-    with pytest.raises(SystemExit):
-        run_command(["--config=job.toml", "s"])
-    assert capsys.readouterr().err.startswith("elastic-run: error: job.toml: node-rank: 3 is not below the number of")
 
 
 @pytest.mark.parametrize(

@@ -176,17 +176,6 @@ def test_help_and_version_are_answered_where_they_stand(words: str, capsys: pyte
     assert out.startswith(("usage: elastic-run", "elastic-run "))
 
 
-def test_the_script_keeps_its_own_help() -> None:
-    """-h behind the script belongs to the script."""
-    assert parse("s -h").training_script_args == ["-h"]
-
-
-def test_each_namespace_has_lists_of_its_own() -> None:
-    """A program that changes one namespace changes no other."""
-    parse("s").duplicate_stdout_filters.append("x")
-    assert parse("s").duplicate_stdout_filters == []
-
-
 def test_every_beginning_of_our_own_flags_works_where_torchrun_has_none() -> None:
     """An abbreviation that only flags of ours begin with finds them."""
     assert [flag.name for flag in match_abbreviation("--restart", FLAGS)] == ["--restart-window"]

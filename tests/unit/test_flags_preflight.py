@@ -33,8 +33,6 @@ pytestmark = pytest.mark.usefixtures("place")
 
 
 REFUSED: list[tuple[str, dict[str, str], str]] = [
-    ("--nnodes 0 train.py", {}, "--nnodes: '0' is not MIN[:MAX]"),
-    ("--nproc-per-node 8x train.py", {}, "--nproc-per-node: '8x' is not a number from 1 up"),
     (
         "--nproc-per-node npu train.py",
         {},
@@ -63,10 +61,7 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("--tee 1:1 train.py", {}, "--tee: '1:1' names local rank 1, but this node has only local rank 0"),
     ("--local-ranks-filter 0,3 train.py", {}, "--local-ranks-filter: '0,3' names local rank 3"),
     ("train.py", {"PET_TEE": "1:1"}, "PET_TEE: '1:1' names local rank 1"),
-    ("--node-rank 3 train.py", {}, "--node-rank: 3 is not below the number of nodes (--nnodes=1:1)"),
     ("--node-rank 2 --nnodes 2 train.py", {}, "--node-rank: 2 is not below the number of nodes (--nnodes=2)"),
-    ("--scale-up-signal SIGUSR2,SIGUSR1 train.py", {}, "--scale-up-signal: 'SIGUSR2,SIGUSR1' is not one signal"),
-    ("--local-addr 999.1.1.1 train.py", {}, "--local-addr: '999.1.1.1' is not a host name, an IPv4 or an IPv6"),
     ("train.py", {"PET_MASTER_ADDR": "bad host"}, "PET_MASTER_ADDR: 'bad host' is not a host name"),
     ("--forward-signals SIGHUP train.py", {}, "--forward-signals: SIGHUP is in --signals-to-handle too"),
     (
@@ -101,7 +96,6 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     ("package.module", {}, "script 'package.module' does not exist, did you mean -m package.module?"),
     ("nowhere/train.py", {}, "script 'nowhere/train.py' does not exist"),
     ("train.py/deeper", {}, "script 'train.py/deeper' does not exist"),
-    ("s" * 5000, {}, f"script '{'s' * 99}"),
     ("package", {}, "script 'package' is a directory without a __main__.py"),
     ("--run-path package", {}, "script 'package' is a directory without a __main__.py"),
     ("-m ./train.py", {}, "-m: './train.py' is not the name of a module; leave out -m"),
@@ -199,10 +193,6 @@ def test_an_unreadable_script_is_refused(place: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--rdzv-backend etcd --rdzv-id j train.py", "--rdzv-endpoint: is needed with"),
-        ("--nnodes 2 --rdzv-backend etcd-v3 --rdzv-endpoint h:1 --rdzv-id= train.py", "--rdzv-id: '' is empty"),
-        ("--rdzv-backend c10d --rdzv-endpoint h:70000 train.py", "--rdzv-endpoint: rendezvous endpoint 'h:70000'"),
-        ("--rdzv-backend c10d --rdzv-endpoint h:1,,g:2 train.py", "--rdzv-endpoint: 'h:1,,g:2' names an empty"),
         ("--nnodes 2 --rdzv-endpoint h train.py", "--rdzv-endpoint: 'h' has no port, which the static backend needs"),
         ("--rdzv-backend c10d --rdzv-conf join_time=3 train.py", "--rdzv-conf: "),
         ("--nnodes 2 --rdzv-conf bogus=1 train.py", "--rdzv-conf: unknown rendezvous setting 'bogus' for c10d;"),
@@ -223,10 +213,6 @@ def test_an_unreadable_script_is_refused(place: Path, monkeypatch: pytest.Monkey
             "--rdzv-endpoint: rendezvous endpoint 'a:1,a:1': a:1 is listed twice",
         ),
         ("--rdzv-token-file nowhere --nnodes 2 train.py", "--rdzv-token-file: 'nowhere' can't be read: no such file"),
-        ("--on-split perhaps train.py", "--on-split: 'perhaps' is none of stop, continue"),
-        ("--fence-after 6s train.py", "--fence-after: '6s' is none of lease, never"),
-        ("--scale-up-signal SIGKILL train.py", "--scale-up-signal: 'SIGKILL' names SIGKILL"),
-        ("--membership-window 3 train.py", "--membership-window: '3' "),
     ],
 )
 def test_what_is_wrong_with_a_job_of_several_nodes(

@@ -106,13 +106,6 @@ def test_only_the_last_seconds_tell_whether_a_process_computes(
     assert all(1 < seconds < 60 for seconds in asked)
 
 
-def test_a_process_that_only_copies_uses_the_gpu(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory, encoder and decoder count as the cores do."""
-    samples = [_sample(10, memUtil=1), _sample(11, decUtil=1)]
-    monkeypatch.setattr(library, "nvmlDeviceGetProcessUtilization", lambda _device, _since: samples)
-    assert all(use.computes for use in devices.read_gpu_use().values())
-
-
 def test_a_driver_without_samples_tells_that_nobody_computed(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says so by an error, which is not that of a driver that can't tell."""
 

@@ -146,28 +146,6 @@ def test_any_two_records_compare_as_the_standard_ones(
 
 
 # --- one by one ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("record", BOTH)
-def test_construction(record: type[Light]) -> None:
-    """Positions, keywords, defaults, factories and __post_init__ work, and factories are not shared."""
-    for _ in range(2):  # the first one compiles
-        assert record(1).derived == 2
-        assert (record(1, "x").second, record(1, third={"a": 1}).third) == ("x", {"a": 1})
-        assert record(1).third is not record(1).third
-
-
-@pytest.mark.parametrize("record", BOTH)
-@pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [((), {}), ((1, "b", {}, 4), {}), ((1,), {"first": 2}), ((1,), {"no": 2}), ((1,), {"derived": 2})],
-)
-def test_wrong_arguments(record: type[Light], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """What the constructor can't take is a TypeError, also when it is compiled."""
-    for _ in range(2):  # the first one compiles
-        with pytest.raises(TypeError):
-            record(*args, **kwargs)
-        record(1)
-
-
 def test_the_standard_tools_see_no_difference() -> None:
     """The standard tools answer as for the standard record."""
     assert dataclasses.is_dataclass(Light)
@@ -182,29 +160,6 @@ def test_the_standard_tools_see_no_difference() -> None:
     assert dataclasses.replace(Light(1, "x"), first=5) == Light(5, "x")
     assert repr(Light(1)) == repr(Standard(1)).replace("Standard", "Light")
     assert str(inspect.signature(LightPoint)) == str(inspect.signature(StandardPoint))
-
-
-def test_values() -> None:
-    """Mutable records compare by value, are unhashable, and copy."""
-    assert Light(1) == Light(1)
-    assert Light(1) != Light(2)
-    assert Light(1) != object()
-    with pytest.raises(TypeError):
-        hash(Light(1))
-    assert copy.deepcopy(Light(1, third={"a": 1})) == Light(1, third={"a": 1})
-    match Light(1, "x"):
-        case Light(first, second):
-            assert (first, second) == (1, "x")
-
-
-@pytest.mark.parametrize("point", BOTH_POINTS)
-def test_frozen_records_can_not_be_changed(point: Any) -> None:
-    """Setting or deleting anything of a frozen record raises what the standard module raises."""
-    made = point(1)
-    for change, arguments in ((setattr, ("x", 2)), (setattr, ("z", 2)), (delattr, ("x",))):
-        with pytest.raises((dataclasses.FrozenInstanceError, TypeError)):
-            change(made, *arguments)
-    assert made == point(1)
 
 
 @pytest.mark.parametrize("point", BOTH_POINTS)
