@@ -1,19 +1,16 @@
 """Watches one round for a hang: reads signs at each tick, takes looks, asks the other nodes, tells the user, and acts.
 
-Runs with --hang-timeout; without it, for a short time where the workers have done nothing for minutes (`watches`). What
-is seen goes to `core.failure.hang`, which decides. A look asks the GPUs' driver for the processes whose GPUs compute,
-then all running workers for their stacks, then their flight recorders for the number of collectives. The agent reads
-the activity of the processes before it asks, since the answers take processor time too. If a thread runs, the agent
-reads its state a few times more: a thread that polls soon sleeps again, and a thread that computes does not. The time
-of a look is its beginning.
-
-In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and decides on all ranks
-together. If another node's ranks are not still for that long, it asks again when they may be: at its next tick it would
-be late. In a large job one node asks at a time, and only the deciding node tells of the hang.
-
-The places of the ranks are told at once. The finding of the flight recorder follows when its dumps are written, seconds
-later; the loop goes on in between. Then the workers are stopped if the user wants that. If a rank has failed and does
-not end, there is no hang: the node of this rank lets it count as failed, and the user's policy for failures follows.
+- Runs with --hang-timeout; without it, for a short time where the workers have done nothing for minutes (`watches`).
+  `core.failure.hang` decides.
+- A look asks the GPUs' driver for the processes whose GPUs compute, then all running workers for their stacks, then
+  their flight recorders for the number of collectives. The activity of the processes is read before, since the answers
+  take processor time too, and a few times more if a thread runs: a thread that polls soon sleeps again, and a thread
+  that computes does not. The time of a look is its beginning.
+- In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and decides on all ranks
+  together. If another node's ranks are not still for that long, it asks again when they may be: at its next tick it
+  would be late. In a large job one node asks at a time, and only the deciding node tells of the hang.
+- The places of the ranks are told at once; the finding of the flight recorder and the action follow seconds later. If
+  a rank has failed and does not end, there is no hang: its node lets it count as failed.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ class RoundDriver:
             if self._parts.current is not None:
                 self._parts.current.listen_for_stacks()
 
-    # --- the workers' stacks on SIGQUIT (Ctrl-\\) -------------------------------------------------------------------
+    # --- the workers' stacks on SIGQUIT (Ctrl-\) --------------------------------------------------------------------
     def show_stacks(self) -> bool:
         """Show the stacks; return False if the signal has to stop the job: at a second SIGQUIT soon after the first."""
         now, before = self._loop.now(), self._quit_at

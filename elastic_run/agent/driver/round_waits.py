@@ -1,15 +1,11 @@
 """What a round waits for on this node: the health check has passed, and the forks of warm workers are there.
 
-A health check (`--health-check`) runs between two rounds, or before the first one. Heartbeats and the loop go on
-meanwhile, and no round waits for a node that has not said that it is ready. It is a command beside the workers that
-never holds the agent up:
+A health check (`--health-check`) runs between two rounds, or before the first one; no round waits for a node that has
+not said that it is ready. It is a command beside the workers that never holds the agent up, nor outlives it:
 - It has a session of its own, /dev/null as stdin, and one pipe as stdout and stderr. The loop reads the pipe, so that a
   command may print a gigabyte; its last bytes are kept.
-- It has ended when its first process has, even if another process still holds the pipe. Then, and at the timeout,
-  SIGKILL goes to all processes that it has started: by session, and by the launcher's token, as with workers. There is
-  no grace: a process that hangs in a driver does not act on SIGTERM either.
-- A process that SIGKILL can't end (uninterruptible sleep) is given up after some seconds.
-- The guardian knows of it: it does not outlive the agent.
+- It has ended when its first process has. Then, and at the timeout, SIGKILL goes to all processes that it has started,
+  as with workers, without a grace: a process that hangs in a driver does not act on SIGTERM either.
 """
 
 from __future__ import annotations

@@ -195,10 +195,9 @@ class Watches:
     def _watch_quiet(self, current: Round) -> Activity:
         """Find out that the workers do nothing any more, where the user has not asked for --hang-timeout.
 
-        A timer compares the workers' activity with the last reading. So a job that begins to hang is noticed after five
-        to ten minutes, and a running job pays a millisecond every five minutes. The rounds of all nodes begin at about
-        the same time, and so do these readings. Every ordinary job has this watch, so it reads /proc as the guardian
-        does: psutil's import would take 16 ms and 2 MB. Returns the first reading.
+        A timer compares the workers' activity with the last reading, which is returned. So a job that begins to hang is
+        noticed after five to ten minutes, and a running job pays a millisecond every five minutes. The rounds of all
+        nodes begin at about the same time, and so do these readings. psutil's import would take 16 ms and 2 MB.
         """
         from elastic_run.agent.driver.worker_readings import is_quiet, read_activity
 
@@ -247,15 +246,13 @@ class Watches:
 class _FailedRanks:
     """Ranks of a round whose main thread an exception has ended, and whose process lives: the others wait for them.
 
-    - A thread, a pool, an exit function or a destructor keeps such a process alive; an exit function may do useful
-      work, such as saving a checkpoint. So the user is told after a few seconds, and the rank counts as failed only
-      after the grace period that every worker gets to end (`--shutdown-timeout`).
+    - An exit function that keeps such a process alive may do useful work, such as saving a checkpoint. So the user is
+      told after a few seconds, and the rank counts as failed only after the grace period that every worker gets.
     - A worker tells of the exception that has ended its main thread (`worker_start`). It can't if its program has
       replaced `sys.excepthook` by a function that calls no other hook, as the package rich does. So a rank that has
-      written an exception, and then nothing for a while, is asked for its stacks: the handler in Python tells what no
-      hook has told.
+      written an exception, and then nothing for a while, is asked for its stacks: the handler in Python tells it.
     - A rank whose Python has no handler tells nothing, and an exception that a program has handled stands on stderr as
-      well. Of both the last words are shown only where the job hangs or is stopped; nothing else follows from them.
+      well. Of both the last words are shown only where the job hangs or is stopped.
     """
 
     def __init__(self, parts: AgentParts, current: Round) -> None:

@@ -1,8 +1,7 @@
 """Reads what this node's workers do: their use of the machine and their output, and the signs of progress.
 
-The sources are /proc, the output that passes through this process, a file with each worker's heartbeats, and
-nvidia-ml-py where it is installed. A worker's text of its stacks does not count as output. psutil tells no state of a
-thread, and takes more than twice the time of a tick of the hang detection, which must not import its 2 MB either.
+A worker's text of its stacks does not count as output. psutil tells no state of a thread, and takes more than twice the
+time of a tick of the hang detection.
 
 A thread computes if it has a processor, or waits for one, and has not gone to sleep for a moment. The state at one
 instant does not tell: gloo's threads wake up 100 times a second in a rank that does nothing, and a thread that computes
