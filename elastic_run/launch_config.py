@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
 
-    from elastic_run.agent.http_ports import HttpPort, MetricsPort
+    from elastic_run.agent.http_server import HttpPort, MetricsPort
     from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.cluster.numa import NumaOptions
@@ -183,13 +183,13 @@ def make_agent_context(
     if settings.keep_state:
         context.kept = _keep_state(settings, config)
     if settings.health_port is not None:
-        from elastic_run.agent.http_ports import HttpPort
+        from elastic_run.agent.http_server import HttpPort
 
         context.health_port = _open_port(HttpPort, settings.health_port, "health port")
     if settings.metrics_port is not None:
         from importlib.util import find_spec
 
-        from elastic_run.agent.http_ports import MetricsPort
+        from elastic_run.agent.http_server import MetricsPort
 
         if find_spec("prometheus_client") is None:
             message = "metrics port needs prometheus-client: pip install 'elastic-run[metrics]'"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elastic_run import metrics
-from elastic_run.agent.http_ports import MetricsPort
+from elastic_run.agent.http_server import MetricsPort
 from elastic_run.metrics import MetricData
 
 

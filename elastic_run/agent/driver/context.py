@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.flight_recorder import FlightRecorder
-    from elastic_run.agent.http_ports import HttpPort, MetricsPort
+    from elastic_run.agent.http_server import HttpPort, MetricsPort
     from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.agent.plugin_calls import PluginCalls
     from elastic_run.core.agent.faults import Fault
