@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKENDS", "NAMES_OF_FLAGS", "BuiltInBackend", "Settings", "make_place", "open_lease", "read_settings"]
 
-_ETCD_PORT = 2379
 _ETCD_SETTINGS = (
     *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"),
     *("user", "password", "password_file"),
@@ -52,25 +51,16 @@ class BuiltInBackend:
         return self.has_store and self.default_port < 0
 
 
-def _make_etcd_backend(version: int, prefix: str = "") -> BuiltInBackend:
-    reads_timeout = version == 2  # noqa: PLR2004 - the version's name
-    return BuiltInBackend(
-        default_port=_ETCD_PORT,
-        settings=_ETCD_SETTINGS,
-        reads_timeout=reads_timeout,
-        is_shared=True,
-        prefix=prefix,
-        etcd_version=version,
-    )
-
+_ETCD = BuiltInBackend(default_port=2379, settings=_ETCD_SETTINGS, is_shared=True, etcd_version=3)
+_ETCD_V2 = replace(_ETCD, reads_timeout=True, etcd_version=2)
 
 #: Name for `--rdzv-backend` -> the backend.
 BACKENDS: Mapping[str, BuiltInBackend] = {
     "static": BuiltInBackend(settings=("rank",), reads_timeout=True),
     "c10d": BuiltInBackend(default_port=DEFAULT_C10D_PORT, settings=("store_type", "is_host")),
-    "etcd": _make_etcd_backend(2, "/torchelastic/p2p"),
-    "etcd-v2": _make_etcd_backend(2, "/torch/elastic/rendezvous"),
-    "etcd-v3": _make_etcd_backend(3),
+    "etcd": replace(_ETCD_V2, prefix="/torchelastic/p2p"),
+    "etcd-v2": replace(_ETCD_V2, prefix="/torch/elastic/rendezvous"),
+    "etcd-v3": _ETCD,
     "local": BuiltInBackend(has_store=False),
 }
 

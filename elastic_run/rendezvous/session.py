@@ -98,11 +98,6 @@ class Session:
         self._deliver_to_agent: Callable[[SessionEvent], None] = lambda _: None
 
     @property
-    def local_addr(self) -> str:
-        """The address at which others reach this node; empty until the job was reached."""
-        return self._node.local_addr
-
-    @property
     def listening_host(self) -> str:
         """The numeric address at which this node's workers' stores listen; empty for all interfaces."""
         return self._node.listening_host
