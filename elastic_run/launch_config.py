@@ -14,7 +14,7 @@ import os
 from elastic_run import contract, signals
 from elastic_run.agent.api import WorkerGroup, WorkerSpec
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
-from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id, short_name
+from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id, preloaded, short_name
 from elastic_run.core.job.config import AgentConfig, JobConfig, NodeConfig
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.multiprocessing.process.process_table import has_children, list_foreign_handled
@@ -133,6 +133,7 @@ class LaunchConfig:
             raise ValueError(message)
         _check("run_id", self.run_id, job_id)
         _check("role", self.role, short_name)
+        _check("preload", self.agent_config.preload, preloaded)
         if any(name in f"{self.signals_to_handle},{self.forward_signals}" for name in ("SIGKILL", "SIGSTOP")):
             message = "no process can handle SIGKILL or SIGSTOP"
             raise ValueError(message)
