@@ -87,17 +87,6 @@ def test_what_does_not_go_together_is_one_line(words: list[str], said: str, laun
     assert job.stderr.count("\n") == 1
 
 
-def test_its_help_tells_its_own_flags(launch: Launch) -> None:
-    """The help of this front door has --use-env and --local-rank-underscore, that of elastic-run hasn't."""
-    ours, legacy = (
-        launch("--help-all", program=program) for program in ((sys.executable, "-m", "elastic_run"), LEGACY)
-    )
-    assert (ours.wait_exit(), legacy.wait_exit()) == (0, 0)
-    for flag in ("--use-env", "--local-rank-underscore"):
-        assert flag in legacy.stdout
-        assert flag not in ours.stdout
-
-
 def test_other_nodes_are_told_to_come_in_by_the_same_door(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command that a waiting node prints for the others is that of this front door."""
     configs: list[LaunchConfig] = []

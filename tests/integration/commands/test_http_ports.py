@@ -97,14 +97,6 @@ def test_a_port_in_use_is_refused_before_anything_starts(name: str, launch: Laun
     assert "running" not in launcher.stdout
 
 
-@pytest.mark.parametrize("port", ["http", "-1", "65536"])
-def test_what_is_no_port_is_refused(launch: Launch, worker: Worker, port: str) -> None:
-    """One line that says what a port is."""
-    launcher = launch(f"--health-port={port}", worker("say('running')"))
-    assert launcher.wait_exit() == 2
-    assert "is not a port from 0 to 65535" in launcher.stderr
-
-
 # --- --metrics-port ---------------------------------------------------------------------------------------------------
 Labels = tuple[tuple[str, str], ...]
 

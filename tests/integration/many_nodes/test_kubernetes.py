@@ -162,19 +162,6 @@ def test_a_manifest_is_valid(resource: Resource) -> None:
         validate_pod(spec)
 
 
-@pytest.mark.parametrize("name", ["indexed-job.yaml", "jobset.yaml"])
-def test_a_wrong_field_is_found(name: str) -> None:
-    """The schemas say something: a misspelt field of a Job and of a pod is refused."""
-    (resource,) = [found for found in MANIFESTS[name] if found["kind"] in {"Job", "JobSet"}]
-    wrong: Resource = json.loads(json.dumps(resource))
-    wrong["spec"]["completion_mode"] = wrong["spec"]["backofflimit"] = 1
-    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
-        test_a_manifest_is_valid(wrong)
-    (spec,) = find_pods(resource)
-    with pytest.raises(kubernetes_validate.ValidationError):
-        validate_pod({**spec, "containers": [{**spec["containers"][0], "restartPolicyRule": []}]})
-
-
 def commands() -> list[list[str]]:
     """Return the commands of elastic-run in all manifests."""
 
