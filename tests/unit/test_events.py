@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import socket
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -130,46 +129,12 @@ def test_an_event_goes_to_no_other_handler_of_the_program(monkeypatch: pytest.Mo
     assert (heard.getvalue().count("started"), others.getvalue()) == (1, "")
 
 
-def test_without_logging_nobody_can_have_added_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If `logging` was not imported, the handler's name alone decides who gets events. An unknown name is an error."""
-    monkeypatch.delitem(sys.modules, "logging")
-    names = ("console", "null", "dynamic_rendezvous")
-    assert [events.is_recorded(name) for name in names] == [True, False, False]
-    with pytest.raises(ValueError, match=r"^unknown event handler 'x'"):
-        events.is_recorded("x")
-
-
-def test_a_handler_is_always_the_same() -> None:
-    """A name stands for one handler."""
-    assert events.get_logging_handler("console") is events.get_logging_handler("console")
-    assert isinstance(events.get_logging_handler(), logging.NullHandler)
-
-
 def test_loglevel_silences_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events are of level INFO, so LOGLEVEL=WARNING drops them."""
     monkeypatch.setenv("LOGLEVEL", "WARNING")
     heard = _listen("mine")
     events.record(Event("started", EventSource.AGENT), "mine")
     assert heard.getvalue() == ""
-
-
-@pytest.mark.parametrize(("level", "is_heard"), [("debug", True), ("warning", False), ("30", False), ("10", True)])
-def test_loglevel_in_other_forms(level: str, is_heard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LOGLEVEL may be written in small letters, or be a number."""
-    monkeypatch.setenv("LOGLEVEL", level)
-    heard = _listen("mine")
-    events.record(Event("started", EventSource.AGENT), "mine")
-    assert bool(heard.getvalue()) == is_heard
-
-
-def test_a_loglevel_of_another_program_s(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A word that is no level of ours is said, once, and counts as INFO."""
-    monkeypatch.setenv("LOGLEVEL", "trace")
-    heard = _listen("mine")
-    for _ in range(2):
-        events.record(Event("started", EventSource.AGENT), "mine")
-    assert heard.getvalue().count("started") == 2
-    assert _warnings(caplog) == ["elastic-run: LOGLEVEL='trace' is not a log level: events are written as with INFO"]
 
 
 def test_a_handler_that_raises_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -222,16 +187,3 @@ def test_a_rendezvous_event_of_a_failure_has_the_traceback() -> None:
     assert found.error_trace.endswith("OSError: lost\n")
     found.error_trace = ""
     assert found == RdzvEvent("test_events.py:join", "job", "lost", "node", 7, NodeState.FAILED, "host:1", 3, 2)
-
-
-def test_lazy_names_are_there() -> None:
-    """Everything that __all__ promises can be had, and nothing else."""
-    for name in events.__all__:
-        assert getattr(events, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        events.nonsense  # noqa: B018 - asking for it is the test
-
-
-def test_an_event_without_a_time_has_torchs() -> None:
-    """The time of an event is 0 unless it is given, as with torch."""
-    assert Event("a", EventSource.AGENT).timestamp == 0
