@@ -31,10 +31,10 @@ setup-demo setup-test:
 demo: setup-demo ## train on 2 workers, kill one, restart, resume, end with a lower loss
 	@$(PYTHON_IN_VENV) examples/resume/demo.py
 
-test: setup-test ## the tests that need git, make and Python only, and don't take long; 5 minutes on two processors
+test: setup-test ## the tests that need git, make and Python only, and don't take long; 4 minutes on two processors
 	$(TESTING) -n 5 -m "not long and not system and not soak" $(PYTEST)
 
-test-long: setup ## the tests that take long: type checkers, many kills in a row, times beside torchrun's
+test-long: setup ## the tests that take long: many imports of torch, kills in a row, times beside torchrun's
 	$(TESTING) -n 5 -m "long and not system and not soak" $(PYTEST)
 
 soak: setup ## all of the families of tests of which CI runs a sample: kinds of failures, kills, lives among faults; an hour, as root
@@ -62,8 +62,8 @@ mutate: setup ## change random places of the code, in a copy, and list the chang
 	@tools/test-tools.sh
 	$(PYTHON_IN_VENV) -m tests.mutate $(MUTATE)
 
-cover: setup ## unit tests; every branch of the pure core must be taken
-	$(PYTHON_IN_VENV) -m pytest -q -n 2 --cov=elastic_run/core --cov-branch --cov-fail-under=100 tests/unit tests/scenarios
+cover: setup ## unit tests and simulated jobs; every branch of the pure core must be taken
+	$(PYTHON_IN_VENV) -m pytest -q -n 2 --cov=elastic_run/core --cov-branch --cov-fail-under=100 tests/unit tests/scenarios tests/simulation/test_jobs.py
 
 lint: setup ## ruff, all rules, and the format
 	$(PYTHON_IN_VENV) -m ruff check .
