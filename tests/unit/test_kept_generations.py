@@ -26,6 +26,7 @@ def test_a_record_survives_and_damage_is_seen() -> None:
     record = _record(7, 1)
     place = encode(record)
     assert decode(place) == record
+    assert record.length == HEADER + 2
     assert decode(bytes(len(place))) is None
     assert decode(place[:100] + bytes(len(place) - 100)) is None
     assert decode(place.replace(b'"7"', b'"8"')) is None
