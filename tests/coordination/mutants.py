@@ -61,7 +61,7 @@ MUTANTS = {
         node_changes,
         "NodeChanges._read_round",
         "# What a member that has yet to read its `start` says of its workers is of a round before.",
-        "if node.is_member and not has_started:\n        node = replace(node, outcome=STOPPED)",
+        "if node.is_member and not has_started:\n        node = replace(node, outcome=outcomes.STOPPED)",
     ),
     "a round starts before all have accepted it": Mutant(
         round_steps, "_gather", "is_accepted = all(", "is_accepted = any("

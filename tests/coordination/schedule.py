@@ -39,7 +39,7 @@ class Schedule:
                 (40.0, 0.3, True, any_kind),
                 (1000.0, 0.0, True, any_kind),
                 (1000.0, 0.9, True, (self.move,)),
-                (20.0, 0.5, False, (self.lose_start,)),
+                (1000.0, 0.8, False, (self.lose_start,)),
             )
         )
         world.at_turn = self._disturb_turn
@@ -152,18 +152,25 @@ class Schedule:
             world.say("deaf" if is_deaf else "mute", agent.name)
 
     def lose_start(self, agent: Agent | None = None) -> None:
-        """Cut all hosts from each other; after a while let a coordinator meet some of the others alone."""
+        """Let nobody receive the start of a coordinator that is no member; after a while it meets some of them alone.
+
+        A coordinator is no member if another agent coordinated the round before, and came back to it as a node.
+        """
         world, pick = self.world, self.world.random
+        coordination = None if agent is None else agent.coordination
+        if agent is None or coordination is None or coordination.proposed is not None or coordination.round is None:
+            return
+        if coordination.round.coordinator_rank >= 0:
+            world.freeze(agent, pick.uniform(7.0, 12.0))
+            return
         pairs = {(one, other) for one in range(world.hosts) for other in range(world.hosts) if one != other}
         for one, other in sorted(pairs):
             world.add_cut(one, other)
-        if agent is not None:
-            side = {host for host in range(world.hosts) if host == agent.host or pick.random() < 0.4}
-            met = {(one, other) for one, other in pairs if {one, other} <= side}
-            calm = pick.uniform(25.0, 60.0)
-            world.after(calm, self._act, world.heal, met)
-            world.after(calm + pick.uniform(5.0, 40.0), self._act, world.heal)
-            world.say("lost start", agent.name, side)
+        side = {host for host in range(world.hosts) if host == agent.host or pick.random() < 0.4}
+        calm = pick.uniform(25.0, 80.0)
+        world.after(calm, self._act, world.heal, {(one, other) for one, other in pairs if {one, other} <= side})
+        world.after(calm + pick.uniform(5.0, 40.0), self._act, world.heal)
+        world.say("lost start", agent.name, side)
 
     def heal(self) -> None:
         """Mend the network, sometimes a part of it."""

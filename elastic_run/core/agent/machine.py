@@ -48,20 +48,8 @@ from elastic_run.core.agent.messages import (
     WorkersHung,
     WorkerStuck,
 )
-from elastic_run.core.job.restart_policy import (
-    BY_SIGNAL,
-    CANNOT_START,
-    CAUSE_WAIT,
-    DONE,
-    FAILED,
-    STOPPED,
-    UNHEALTHY,
-    UNKILLABLE,
-    Failure,
-    GiveUp,
-    decide_restart,
-    has_budget,
-)
+from elastic_run.core.job import restart_policy as outcomes
+from elastic_run.core.job.restart_policy import CAUSE_WAIT, Failure, GiveUp, decide_restart, has_budget
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
@@ -191,7 +179,9 @@ def _start_round(agent: Agent, event: RoundFormed, *_: float) -> Decision:
 
 
 def _end_without_round(agent: Agent, event: RoundFailed, *_: float) -> Decision:
-    leave = (Leave(UNHEALTHY, event.detail),) if agent.follows_job and event.verdict == UNHEALTHY else ()
+    leave = (
+        (Leave(outcomes.UNHEALTHY, event.detail),) if agent.follows_job and event.verdict == outcomes.UNHEALTHY else ()
+    )
     return agent.replace(state=ENDED), (*leave, Finish(event.verdict, detail=event.detail))
 
 
@@ -295,7 +285,7 @@ def _count_exit(agent: Agent, event: WorkerExited, *_: float) -> Decision:
 
 def _leave_by_signal(agent: Agent) -> tuple[Command, ...]:
     """Tell the job once that this node goes."""
-    return (Leave(BY_SIGNAL),) if agent.follows_job and agent.signal is None else ()
+    return (Leave(outcomes.BY_SIGNAL),) if agent.follows_job and agent.signal is None else ()
 
 
 def _count_interrupt(agent: Agent, event: Signalled) -> Agent:
@@ -322,7 +312,7 @@ def _on_signal_while_stopping(agent: Agent, event: Signalled, *_: float) -> Deci
 def _on_group_gone(agent: Agent, event: GroupGone, now: float, jitter: float) -> Decision:
     finish = _find_end(agent, event)
     if finish is not None:
-        leave = (Leave(UNKILLABLE),) if agent.follows_job and finish.verdict == "unkillable_worker" else ()
+        leave = (Leave(outcomes.UNKILLABLE),) if agent.follows_job and finish.verdict == "unkillable_worker" else ()
         return agent.replace(state=ENDED), (*leave, finish)
     if agent.follows_job:
         return _tell_job(agent)
@@ -350,16 +340,16 @@ def _tell_job(agent: Agent) -> Decision:
     """Report the round, and wait for the next one or the verdict."""
     failed = agent.start_failure
     if failed is not None:
-        report = ReportReady(agent.round, CANNOT_START, verdict=failed.verdict, detail=failed.detail)
+        report = ReportReady(agent.round, outcomes.CANNOT_START, verdict=failed.verdict, detail=failed.detail)
     else:
         report = ReportReady(agent.round, _OUTCOMES[agent.stop_reason])
     if agent.signal is not None:
-        return agent.replace(state=ENDED), (report, Leave(BY_SIGNAL), Finish("signal", signal=agent.signal))
+        return agent.replace(state=ENDED), (report, Leave(outcomes.BY_SIGNAL), Finish("signal", signal=agent.signal))
     return agent.replace(state=JOINING, round=agent.round + 1, stop_reason="", start_failure=None), (report,)
 
 
 #: What became of a round on this node, by why it was stopped.
-_OUTCOMES = {AFTER_SUCCESS: DONE, AFTER_FAILURE: FAILED, AFTER_HALT: STOPPED}
+_OUTCOMES = {AFTER_SUCCESS: outcomes.DONE, AFTER_FAILURE: outcomes.FAILED, AFTER_HALT: outcomes.STOPPED}
 
 
 def _after_failure(agent: Agent, failure: Failure, now: float, jitter: float) -> Decision:

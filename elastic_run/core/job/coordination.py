@@ -27,25 +27,10 @@ from __future__ import annotations
 import math
 from types import MappingProxyType
 
+from elastic_run.core.job import documents
 from elastic_run.core.job.codec import encode, to_message
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.documents import (
-    END,
-    GATHER,
-    HALT,
-    IDLE,
-    PROPOSE,
-    REFUSE,
-    REPLACED,
-    SEARCH,
-    START,
-    WARN,
-    JobMemory,
-    NodeState,
-    Order,
-    Promise,
-    WaitStatus,
-)
+from elastic_run.core.job.documents import IDLE, JobMemory, NodeState, Order, Promise, WaitStatus
 from elastic_run.core.job.node_changes import NodeChanges, describe_misfit
 from elastic_run.core.job.ranks import counts_at, describe_missing_ranks, find_disputes
 from elastic_run.core.job.restart_policy import UNHEALTHY
@@ -214,24 +199,24 @@ def make_order(job: Job, name: str) -> Order:  # noqa: PLR0911 - one for each ki
     memory = None if job.choice == ONLY_ONE else job.memory
     refusal = next((one for one in job.refusals if one.node == name), None)
     if refusal is not None:
-        return Order(promise, REFUSE, reason=refusal.verdict, detail=refusal.detail)
+        return Order(promise, documents.REFUSE, reason=refusal.verdict, detail=refusal.detail)
     if job.end is not None:
-        return Order(promise, END, end=job.end)
+        return Order(promise, documents.END, end=job.end)
     if job.is_over:
         # Where nobody can go on with the round, its workers stop; another coordinator goes on with it.
-        reason = "" if job.short_since is None or job.successor else REPLACED
-        return Order(promise, SEARCH, reason=reason, to=job.successor)
+        reason = "" if job.short_since is None or job.successor else documents.REPLACED
+        return Order(promise, documents.SEARCH, reason=reason, to=job.successor)
     if proposed is not None and name in proposed.proposals:
         place, proposal = proposed.assignments[name], proposed.proposals[name]
-        return Order(promise, PROPOSE, assignment=place, proposal=proposal, memory=memory)
+        return Order(promise, documents.PROPOSE, assignment=place, proposal=proposal, memory=memory)
     if node is not None and node.is_member and job.phase in ACTIVE:
-        phase = {RUNNING: START, WARNED: WARN, HALTING: HALT}[job.phase]
+        phase = {RUNNING: documents.START, WARNED: documents.WARN, HALTING: documents.HALT}[job.phase]
         reason, detail = ("", "") if job.halt is None else (job.halt.reason, job.halt.detail)
         # The node has its place from the proposal, so this order is the same for all members.
         return Order(promise, phase, job.round, reason=reason, detail=detail, memory=memory)
     if name in job.here and job.here[name].phase != IDLE:
-        return Order(promise, HALT, reason=REPLACED, memory=memory)
-    return Order(promise, GATHER, memory=memory)
+        return Order(promise, documents.HALT, reason=documents.REPLACED, memory=memory)
+    return Order(promise, documents.GATHER, memory=memory)
 
 
 def next_at(job: Job, now: float) -> float | None:

@@ -9,24 +9,9 @@
 
 from __future__ import annotations
 
+from elastic_run.core.job import documents
 from elastic_run.core.job.config import describe_settled
-from elastic_run.core.job.documents import (
-    END,
-    FENCED,
-    HALT,
-    IDLE,
-    PROPOSE,
-    REFUSE,
-    REPLACED,
-    RUNS,
-    SEARCH,
-    START,
-    STOPS,
-    WARN,
-    NodeState,
-    Promise,
-    RoundEnd,
-)
+from elastic_run.core.job.documents import NodeState, Promise, RoundEnd
 from elastic_run.core.job.restart_policy import STOPPED
 from elastic_run.records import dataclass, replace
 
@@ -168,7 +153,7 @@ class Member:
     started: Round | None = None
     place: Assignment | None = None  # Its assignment in the round that it has started last, or None
     accepted: tuple[tuple[Proposal, Assignment], ...] = ()  # Its accepted proposals, each with its assignment
-    phase: str = IDLE
+    phase: str = documents.IDLE
     is_warned: bool = False  # Whether its workers were told that the round will be stopped
     is_failing: bool = False
     is_secondary: bool = False
@@ -215,13 +200,13 @@ def decide(member: Member, event: Event, now: float) -> Decision:  # noqa: PLR09
     if isinstance(event, Leaving):
         return replace(member, leaving=event), ()
     if isinstance(event, CutOff):
-        return _halt(member, FENCED, f"no answer for {event.seconds:.0f} s")
-    if member.started is None or event.round != member.started.number or member.phase == IDLE:
+        return _halt(member, documents.FENCED, f"no answer for {event.seconds:.0f} s")
+    if member.started is None or event.round != member.started.number or member.phase == documents.IDLE:
         return member, ()  # of a round that is over
     if isinstance(event, WorkersFailing):
         is_secondary = event.is_secondary and (member.is_secondary or not member.is_failing)
         return replace(member, is_failing=True, is_secondary=is_secondary), ()
-    return replace(member, phase=IDLE, ended=event.end, store_address=event.store_address), ()
+    return replace(member, phase=documents.IDLE, ended=event.end, store_address=event.store_address), ()
 
 
 def _obey(member: Member, order: Order, now: float) -> Decision:  # noqa: PLR0911 - one for each phase of an order
@@ -230,27 +215,27 @@ def _obey(member: Member, order: Order, now: float) -> Decision:  # noqa: PLR091
     member = replace(member, promise=order.promise)
     if order.memory is not None:
         member = replace(member, memory=order.memory, memory_at=now)
-    if order.phase == REFUSE:
+    if order.phase == documents.REFUSE:
         return replace(member, is_over=True), (Refused(order.detail, order.reason),)
-    if order.phase == END and order.end is not None:
+    if order.phase == documents.END and order.end is not None:
         return replace(member, is_over=True), (Ended(order.end),)
-    if order.phase == SEARCH and member.leaving is not None:
+    if order.phase == documents.SEARCH and member.leaving is not None:
         return member, (Search(order.to),)  # the next coordinator is to hear of it too
     if member.leaving is not None:
         return member, ()
-    if order.phase == SEARCH:
+    if order.phase == documents.SEARCH:
         member, commands = _halt(member, order.reason, order.detail) if order.reason else (member, ())
         return member, (*commands, Search(order.to))
-    if order.phase == PROPOSE:
+    if order.phase == documents.PROPOSE:
         return _accept(member, order), ()
-    if order.phase in (START, WARN, HALT) and order.round is not None:
+    if order.phase in (documents.START, documents.WARN, documents.HALT) and order.round is not None:
         return _follow_round(member, order.round, order)
-    return _halt(member, order.reason or REPLACED, order.detail)
+    return _halt(member, order.reason or documents.REPLACED, order.detail)
 
 
 def _accept(member: Member, order: Order) -> Member:
     proposal, place = order.proposal, order.assignment
-    if proposal is None or place is None or member.phase != IDLE:
+    if proposal is None or place is None or member.phase != documents.IDLE:
         return member
     if proposal.rank == 0 and place.master != member.store_address:
         return member  # another store listens there by now: the coordinator reads of it in this node's state
@@ -268,7 +253,7 @@ def _follow_round(member: Member, started: Round, order: Order) -> Decision:
     commands: list[Command] = []
     if member.started != started:
         place = next((place for proposal, place in member.accepted if proposal.round == started), None)
-        if place is None or member.phase != IDLE:
+        if place is None or member.phase != documents.IDLE:
             return member, ()  # never accepted here: the coordinator has not read this node's state yet
         member = replace(
             member,
@@ -279,24 +264,24 @@ def _follow_round(member: Member, started: Round, order: Order) -> Decision:
             is_failing=False,
             is_secondary=False,
         )
-        if order.phase == HALT:
+        if order.phase == documents.HALT:
             return replace(member, ended=RoundEnd(STOPPED)), ()
-        member = replace(member, phase=RUNS, ended=None)
+        member = replace(member, phase=documents.RUNS, ended=None)
         if place.config is not None:
             detail = describe_settled(place.config, member.config)
             member = replace(member, config=place.config)
             commands += [Settled(detail)] if detail else []
         commands.append(Formed(place))
-    if order.phase == WARN and member.phase == RUNS and not member.is_warned:
+    if order.phase == documents.WARN and member.phase == documents.RUNS and not member.is_warned:
         member = replace(member, is_warned=True)
         commands.append(Warned(started.number))
-    if order.phase == HALT:
+    if order.phase == documents.HALT:
         member, more = _halt(member, order.reason, order.detail)
         commands += more
     return member, tuple(commands)
 
 
 def _halt(member: Member, reason: str, detail: str) -> Decision:
-    if member.phase != RUNS or member.started is None:
+    if member.phase != documents.RUNS or member.started is None:
         return member, ()
-    return replace(member, phase=STOPS), (Halted(member.started.number, reason, detail),)
+    return replace(member, phase=documents.STOPS), (Halted(member.started.number, reason, detail),)

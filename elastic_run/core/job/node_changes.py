@@ -9,21 +9,10 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from elastic_run.core.failure.root_cause import LOST_RANK
+from elastic_run.core.job import restart_policy as outcomes
 from elastic_run.core.job.config import describe_difference
 from elastic_run.core.job.documents import IDLE, MOST_ERRORS, MOST_STUCK
 from elastic_run.core.job.exclusion import find_exclusion
-from elastic_run.core.job.restart_policy import (
-    BY_SIGNAL,
-    CANNOT_START,
-    DIED,
-    DONE,
-    EXCLUDED,
-    FAILED,
-    STOPPED,
-    UNHEALTHY,
-    UNKILLABLE,
-    UNREACHABLE,
-)
 from elastic_run.core.job.round_policy import name_host, read_report
 from elastic_run.core.job.state import (
     ACTIVE,
@@ -47,10 +36,10 @@ if TYPE_CHECKING:
     from elastic_run.core.job.documents import NodeInfo, NodeState, RoleScript, Round, RoundEnd
 
 _CLAUSES = {
-    BY_SIGNAL: "was told to stop",
-    DIED: "its agent died",
-    UNKILLABLE: "has a process that can't be killed",
-    UNHEALTHY: "unhealthy",
+    outcomes.BY_SIGNAL: "was told to stop",
+    outcomes.DIED: "its agent died",
+    outcomes.UNKILLABLE: "has a process that can't be killed",
+    outcomes.UNHEALTHY: "unhealthy",
 }
 #: Roles whose scripts are remembered.
 _REMEMBERED_SCRIPTS = 64
@@ -134,7 +123,7 @@ class NodeChanges:
         node = self._nodes.get(state.node) or self._welcome(state)
         exclusion = find_exclusion(self._job, config, node, self._now)
         if exclusion is not None and not node.is_excluded:
-            self._set(refusals=(*self._job.refusals, Refusal(state.node, exclusion.reason, EXCLUDED)))
+            self._set(refusals=(*self._job.refusals, Refusal(state.node, exclusion.reason, outcomes.EXCLUDED)))
         self._nodes[state.node] = replace(
             node,
             node_info=_keep(state.node_info),
@@ -212,7 +201,7 @@ class NodeChanges:
     def _read_end(self, node: Node, end: RoundEnd) -> Node:
         report = end.report or {}
         is_certain = node.failing is not None and not node.is_suspecting
-        is_suspecting = end.outcome == FAILED and not is_certain and report.get("severity") == LOST_RANK
+        is_suspecting = end.outcome == outcomes.FAILED and not is_certain and report.get("severity") == LOST_RANK
         ends = end.ends
         if ends is not None:
             ends = replace(ends, stuck=ends.stuck[:MOST_STUCK], errors=ends.errors[:MOST_ERRORS])
@@ -222,13 +211,13 @@ class NodeChanges:
 
     def _weigh(self, node: Node, end: RoundEnd) -> None:
         """Keep what a node reports of a failure, if it is a likelier cause than what is known."""
-        is_hidden = end.outcome == STOPPED and end.report is not None
-        if end.outcome not in (FAILED, UNREACHABLE, CANNOT_START) and not is_hidden:
+        is_hidden = end.outcome == outcomes.STOPPED and end.report is not None
+        if end.outcome not in (outcomes.FAILED, outcomes.UNREACHABLE, outcomes.CANNOT_START) and not is_hidden:
             return
         root = read_report(node.node, end, node.failing if node.failing is not None else self._next_order())
         if is_hidden:
             self._set(hidden=self._job.hidden or root)
-        elif end.outcome == CANNOT_START and self._job.ending is None:
+        elif end.outcome == outcomes.CANNOT_START and self._job.ending is None:
             self._set(ending=root)
         elif self._job.root is None or (root.severity, root.order) < (self._job.root.severity, self._job.root.order):
             self._set(root=root)
@@ -243,8 +232,8 @@ class NodeChanges:
         elif closed.how == SILENT:
             self._drop(closed.node, SILENT, closed.detail)
         else:
-            detail = f"{_CLAUSES[DIED]}: {closed.detail}" if closed.detail else _CLAUSES[DIED]
-            self._drop(closed.node, DIED, detail)
+            detail = f"{_CLAUSES[outcomes.DIED]}: {closed.detail}" if closed.detail else _CLAUSES[outcomes.DIED]
+            self._drop(closed.node, outcomes.DIED, detail)
 
     def _drop(self, name: str, reason: str, detail: str) -> None:
         """Drop a node: it left, died, is silent or is refused."""
@@ -255,7 +244,7 @@ class NodeChanges:
             reason, detail = before.reason, before.detail  # why it is not in the job; that it has ended adds nothing
         self._gone[name] = Gone(name, reason, detail, was)
         if was is not None and was.rank is not None:
-            is_lost = was.is_member and was.outcome != DONE
+            is_lost = was.is_member and was.outcome != outcomes.DONE
             seat = self._seats[was.rank]
             self._seats[was.rank] = replace(seat, is_awaited=False, is_lost=seat.is_lost or is_lost)
 

@@ -13,44 +13,23 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
+    from typing import Any, TypeAlias
 
-_TEXT = (str,)
-_COUNT = (int,)
-_NUMBER = (int, float)
-_NONE = type(None)
-#: Types of each field; a text is shown in one line, and without what a terminal would obey.
-_ROUND: Mapping[str, tuple[type, ...]] = {"round_id": _TEXT, "round_nodes": _COUNT}
-_NODE: Mapping[str, tuple[type, ...]] = {
-    "host": _TEXT,
-    "pid": _COUNT,
-    "node_rank": (*_COUNT, _NONE),
-    "nodes": (*_COUNT, _NONE),
-    "state": _TEXT,
-    "program": _TEXT,
-    "log_dir": _TEXT,
-    "uptime": _NUMBER,
-    "round": _COUNT,
-    "round_uptime": (*_NUMBER, _NONE),
-    "restart_count": _COUNT,
-    "max_restarts": _COUNT,
-    "news": _TEXT,
-    "world_size": (*_COUNT, _NONE),
-    "workers": (list,),
-}
-_WORKER: Mapping[str, tuple[type, ...]] = {
-    "rank": _COUNT,
-    "local_rank": _COUNT,
-    "pid": (*_COUNT, _NONE),
-    "state": _TEXT,
-    "exit_code": (*_COUNT, _NONE),
-    "cpu": (*_NUMBER, _NONE),
-    "memory": (*_NUMBER, _NONE),
-    "gpu": (*_NUMBER, _NONE),
-    "gpu_memory": (*_NUMBER, _NONE),
-    "silence": (*_NUMBER, _NONE),
-    "last_line": _TEXT,
-}
+    _Types: TypeAlias = Mapping[str, tuple[type, ...]]
+
+
+def _make_types(
+    *, texts: str = "", counts: str = "", numbers: str = "", flags: str = "", lists: str = "", nullable: str = ""
+) -> _Types:
+    """Return the types of each field, from names with spaces between them; a nullable field may be None as well."""
+    types: dict[str, tuple[type, ...]] = dict.fromkeys(texts.split(), (str,))
+    types |= dict.fromkeys(counts.split(), (int,))
+    types |= dict.fromkeys(numbers.split(), (int, float))
+    types |= dict.fromkeys(flags.split(), (bool,))
+    types |= dict.fromkeys(lists.split(), (list,))
+    return types | {name: (*types[name], type(None)) for name in nullable.split()}
+
+
 #: A number from here up is garbage, and so are nan and infinity.
 _BEYOND = 1e15
 #: Kinds of questions, and the fields of the documents that answer them: those of a node, and of each of its workers.
@@ -59,38 +38,41 @@ STATUS = "status"
 STACKS = "stacks"
 DRAIN = "drain"
 HANG = "hang"
-_FIELDS: Mapping[str, tuple[Mapping[str, tuple[type, ...]], Mapping[str, tuple[type, ...]]]] = {
-    STATUS: (_NODE, _WORKER),
+_ROUND = _make_types(texts="round_id", counts="round_nodes")
+_FIELDS: Mapping[str, tuple[_Types, _Types]] = {
+    STATUS: (
+        _make_types(
+            texts="host state program log_dir news",
+            counts="pid node_rank nodes round restart_count max_restarts world_size",
+            numbers="uptime round_uptime",
+            lists="workers",
+            nullable="node_rank nodes round_uptime world_size",
+        ),
+        _make_types(
+            texts="state last_line",
+            counts="rank local_rank pid exit_code",
+            numbers="cpu memory gpu gpu_memory silence",
+            nullable="pid exit_code cpu memory gpu gpu_memory silence",
+        ),
+    ),
     STACKS: (
-        {"host": _TEXT, "pid": _COUNT, "workers": (list,)},
-        {"rank": _COUNT, "text": _TEXT, "problem": _TEXT, "details": _TEXT, "silence": (*_NUMBER, _NONE)},
+        _make_types(texts="host", counts="pid", lists="workers"),
+        _make_types(texts="text problem details", counts="rank", numbers="silence", nullable="silence"),
     ),
     DRAIN: (
-        {
-            "host": _TEXT,
-            "pid": _COUNT,
-            "asked": _TEXT,
-            "node_rank": (*_COUNT, _NONE),
-            "is_leaving": (bool,),
-            "workers": (list,),
-        },
+        _make_types(
+            texts="host asked", counts="pid node_rank", flags="is_leaving", lists="workers", nullable="node_rank"
+        ),
         {},
     ),
     HANG: (
-        {"host": _TEXT, "pid": _COUNT, "round": _COUNT, "timeout": _NUMBER, "age": _NUMBER, "workers": (list,)},
-        {
-            "rank": _COUNT,
-            "pid": _COUNT,
-            "local_rank": _COUNT,
-            "same": _NUMBER,
-            "idle": _NUMBER,
-            "waits": (bool,),
-            "function": _TEXT,
-            "file": _TEXT,
-            "line": _COUNT,
-            "is_waiting": (bool,),
-            "problem": _TEXT,
-        },
+        _make_types(texts="host", counts="pid round", numbers="timeout age", lists="workers"),
+        _make_types(
+            texts="function file problem",
+            counts="rank pid local_rank line",
+            numbers="same idle",
+            flags="waits is_waiting",
+        ),
     ),
 }
 
@@ -123,7 +105,7 @@ def is_sound(node: Mapping[str, Any], question: str = STATUS) -> bool:
     )
 
 
-def _fits(document: Mapping[str, Any], types: Mapping[str, tuple[type, ...]]) -> bool:
+def _fits(document: Mapping[str, Any], types: _Types) -> bool:
     return all(_is_of(document.get(name, ...), allowed) for name, allowed in types.items())
 
 

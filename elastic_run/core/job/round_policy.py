@@ -17,24 +17,12 @@ from types import MappingProxyType
 
 from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
 from elastic_run.core.failure.root_cause import BARE_END, LOST_RANK, SECONDARY_FAILURE
+from elastic_run.core.job import restart_policy as outcomes
 from elastic_run.core.job.codec import encode
 from elastic_run.core.job.documents import FAILURE, JOIN, LEAVE, LOSS, End, EqualErrors
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
 from elastic_run.core.job.ranks import assign_worker_ranks, describe_missing_ranks
-from elastic_run.core.job.restart_policy import (
-    ANNOUNCED,
-    CANNOT_START,
-    CAUSE_WAIT,
-    DONE,
-    FAILED,
-    RULE_DECISIONS,
-    STOPPED,
-    UNHEALTHY,
-    UNREACHABLE,
-    Failure,
-    GiveUp,
-    decide_restart,
-)
+from elastic_run.core.job.restart_policy import CAUSE_WAIT, RULE_DECISIONS, Failure, GiveUp, decide_restart
 from elastic_run.core.job.short_lists import fold_clauses, list_hosts, list_ranks
 from elastic_run.core.job.state import (
     GATHERING,
@@ -76,7 +64,7 @@ _SUMMARY_LENGTH = 200
 #: Leases for which the members of a round are awaited after a change of the coordinator, where there are others: each
 #: node may notice the loss of the former one a lease late.
 _CHANGE_LEASES = 2
-_TROUBLES = frozenset((FAILED, UNREACHABLE, STOPPED))
+_TROUBLES = frozenset((outcomes.FAILED, outcomes.UNREACHABLE, outcomes.STOPPED))
 _EXIT_CODES = {name: code for code, name, _ in EXIT_CODES if isinstance(code, int)}
 
 
@@ -113,7 +101,7 @@ def watch_round(job: Job, config: JobConfig, now: float) -> Job:
             return replace(job, until=until)
     if failing and (is_certain or not job.has_lost):
         first = min(failing, key=lambda node: (node.is_suspecting, node.failing is None, node.failing or 0))
-        reason = FAILURE if any(node.outcome != STOPPED for node in failing) else LEAVE
+        reason = FAILURE if any(node.outcome != outcomes.STOPPED for node in failing) else LEAVE
         return _halt(job, reason, _describe_trouble(first))
     if job.has_lost:
         return _halt_after_loss(job)
@@ -149,17 +137,17 @@ def _halt(job: Job, reason: str, detail: str) -> Job:
 
 
 def _halt_after_loss(job: Job) -> Job:
-    lost = [gone for gone in job.gone_members if gone.was is not None and gone.was.outcome != DONE]
-    reason = LEAVE if lost and all(gone.reason in ANNOUNCED for gone in lost) else LOSS
+    lost = [gone for gone in job.gone_members if gone.was is not None and gone.was.outcome != outcomes.DONE]
+    reason = LEAVE if lost and all(gone.reason in outcomes.ANNOUNCED for gone in lost) else LOSS
     # The names of the members that have not come after a change of the coordinator are unknown.
     names = ", ".join(describe_lost(job)) or "not all nodes of the round have reported again"
     return _halt(job, reason, names)
 
 
 def _describe_trouble(node: Node) -> str:
-    if node.outcome == STOPPED:
+    if node.outcome == outcomes.STOPPED:
         return f"{node.node_info.host} has stopped"
-    if node.outcome == UNREACHABLE:
+    if node.outcome == outcomes.UNREACHABLE:
         return f"{node.node_info.host} can't reach rank 0's store"
     return f"a worker failed on {node.node_info.host}"
 
@@ -174,12 +162,14 @@ def read_report(node: str, end: RoundEnd, order: int) -> Root:
     decision, rule = report.get("decision"), report.get("rule")
     code, uptime, severity = report.get("exit_code"), report.get("uptime"), report.get("severity")
     signature = report.get("signature")
-    own = {UNREACHABLE: "rendezvous", CANNOT_START: end.verdict or "cannot_start"}.get(end.outcome, "")
-    fallback = EXIT_RENDEZVOUS if end.outcome == UNREACHABLE else _EXIT_CODES.get(own, 1)
+    own = {outcomes.UNREACHABLE: "rendezvous", outcomes.CANNOT_START: end.verdict or "cannot_start"}.get(
+        end.outcome, ""
+    )
+    fallback = EXIT_RENDEZVOUS if end.outcome == outcomes.UNREACHABLE else _EXIT_CODES.get(own, 1)
     return Root(
         node=node,
         # Who could not reach the master's node may see no more than that it died.
-        severity=LOST_RANK if end.outcome == UNREACHABLE else severity if _is_integer(severity) else BARE_END,
+        severity=LOST_RANK if end.outcome == outcomes.UNREACHABLE else severity if _is_integer(severity) else BARE_END,
         order=order,
         failure=Failure(
             exit_code=code if _is_integer(code) and code != 0 else fallback,
@@ -212,7 +202,7 @@ def conclude(job: Job, config: JobConfig, now: float, jitter: float) -> Job:
     """Decide what follows a round of which nothing runs any more: every member is ready or gone."""
     if job.phase != HALTING and job.has_lost:
         return _halt_after_loss(job)  # a node that is lost may live, and come back: it is told then that it is over
-    if job.phase == RUNNING and all(member.outcome == DONE for member in job.members):
+    if job.phase == RUNNING and all(member.outcome == outcomes.DONE for member in job.members):
         left = ", ".join(describe_lost(job))
         detail = f"lost after their workers had ended with success: {left}" if left else ""
         return end_job(job, "success", detail, nodes=len(job.seats))
@@ -316,7 +306,7 @@ def _describe_early(job: Job, root: Root) -> str:
     done = [
         (node.node_info.host, range(place.base_rank, place.base_rank + node.node_info.local_world_size))
         for node, place in zip(members, places, strict=True)
-        if node.outcome == DONE
+        if node.outcome == outcomes.DONE
     ]
     if not done:
         return ""
@@ -395,7 +385,9 @@ def describe_lost(job: Job) -> tuple[str, ...]:
     lost = []
     for gone in reversed(list(job.gone.values())):
         rank = None if gone.was is None else gone.was.rank
-        is_lost = gone.reason == UNHEALTHY and not gone.is_told if rank is None else not job.seats[rank].is_awaited
+        is_lost = (
+            gone.reason == outcomes.UNHEALTHY and not gone.is_told if rank is None else not job.seats[rank].is_awaited
+        )
         lost += [(name_host(gone), gone.detail)] if is_lost else []
     return fold_clauses(lost, SHOWN)
 
