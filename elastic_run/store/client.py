@@ -3,10 +3,10 @@
 Rules
 - It speaks to our server and to torch's alike. Servers and clients start in any order, so the connection is tried
   again while nobody listens or answers.
-- It has what agents and small programs need; queues, barriers and lists of keys are for torch's own clients.
+- It has the few operations that a probe and small programs need; torch's own clients have the others.
 - One client belongs to one thread at a time. A wait occupies the connection.
-- Keys get a prefix, as torch's TCPStore puts one before them; keys and values may be str (UTF-8) or bytes, values come
-  back as bytes.
+- Keys get a slash, as torch's TCPStore puts one before them. Keys and values may be str or bytes, values come back as
+  bytes.
 - What answers needn't be a store of ours: an answer has a bound, above which the client is closed and says so.
 - After a message or a reply that did not pass in time the stream is out of step: the client is closed and says so. Only
   a wait for keys may run out of time: nothing was read then.
@@ -47,17 +47,16 @@ _NAMED = 5
 
 
 class StoreClient:
-    """A connection to a TCPStore; a prefix is put before each key.
+    """A connection to a TCPStore.
 
     The timeout is for the server to listen, for a reply, and for keys. Raises `StoreConnectionError` if the server
     can't be reached within it, or isn't a TCPStore, and `StoreTimeoutError` if it took the connection and is silent.
     """
 
-    def __init__(self, host: str, port: int, timeout: float = 300.0, prefix: str = "/") -> None:
+    def __init__(self, host: str, port: int, timeout: float = 300.0) -> None:
         self.host = host
         self.port = port
         self.timeout = timeout
-        self._prefix = prefix.encode()
         self._name = f"{host}:{port}"
         self._socket: socket.socket | None = None
         self._buffer = b""
@@ -80,10 +79,6 @@ class StoreClient:
             self._socket.close()
             self._socket = None
 
-    def set_timeout(self, timeout: float) -> None:
-        """Set the timeout in seconds."""
-        self.timeout = timeout
-
     # --- values --------------------------------------------------------------------------------------------------
     def set(self, key: str | bytes, value: str | bytes) -> None:
         """Give a key a value. There is no reply: a refusal shows at the next operation."""
@@ -100,49 +95,13 @@ class StoreClient:
         self._ask(wire.ADD, self._key(key), amount)
         return self._receive_number()
 
-    def compare_set(self, key: str | bytes, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Replace a value if it is the expected one; a missing key is set if `expected` is empty.
-
-        Returns the value now; for a missing key that stays missing, `expected`.
-        """
-        self._ask(wire.COMPARE_SET, self._key(key), encode_value(expected), encode_value(desired))
-        return self._receive_string()
-
-    def append(self, key: str | bytes, value: str | bytes) -> None:
-        """Put bytes behind a key's value."""
-        self._ask(wire.APPEND, self._key(key), encode_value(value))
-
     def multi_get(self, keys: Sequence[str | bytes]) -> list[bytes]:
         """Wait for keys, up to the timeout (`StoreTimeoutError`), and return their values."""
         self.wait(keys)
         self._ask(wire.MULTI_GET, *self._list(keys))
         return [self._receive_string() for _ in keys]
 
-    def multi_set(self, keys: Sequence[str | bytes], values: Sequence[str | bytes]) -> None:
-        """Give each key its value; raise ValueError if there are not as many values as keys."""
-        if len(keys) != len(values):
-            message = f"{len(keys)} keys, but {len(values)} values"
-            raise ValueError(message)
-        count, *prefixed = self._list(keys)
-        pairs = [part for key, value in zip(prefixed, values, strict=True) for part in (key, encode_value(value))]
-        self._ask(wire.MULTI_SET, count, *pairs)
-
-    def delete_key(self, key: str | bytes) -> bool:
-        """Remove a key; return whether it was there."""
-        self._ask(wire.DELETE, self._key(key))
-        return self._receive_number() == 1
-
-    def num_keys(self) -> int:
-        """Return the number of keys, those of other prefixes too."""
-        self._ask(wire.NUM_KEYS)
-        return self._receive_number()
-
     # --- waiting -------------------------------------------------------------------------------------------------
-    def check(self, keys: Sequence[str | bytes]) -> bool:
-        """Whether all these keys are there."""
-        self._ask(wire.CHECK, *self._list(keys))
-        return self._receive(1) == wire.READY
-
     def wait(self, keys: Sequence[str | bytes], timeout: float | None = None) -> None:
         """Wait until all keys are there, for so many seconds (`StoreTimeoutError`); the client's timeout if None."""
         timeout = self.timeout if timeout is None else timeout
@@ -188,7 +147,7 @@ class StoreClient:
         self._room -= size
 
     def _key(self, key: str | bytes) -> bytes:
-        prefixed = self._prefix + (key.encode() if isinstance(key, str) else key)
+        prefixed = b"/" + (key.encode() if isinstance(key, str) else key)
         if len(prefixed) > KEY_LIMIT:
             message = f"a key of {len(prefixed)} bytes, over the limit of {KEY_LIMIT}"
             raise ValueError(message)

@@ -24,7 +24,6 @@ from elastic_run.store.errors import CLOSED, REFUSED, SILENT, UNREACHABLE, UNRES
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import _socket
-    from collections.abc import Callable
     from typing import TypeAlias
 
     Address: TypeAlias = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
@@ -153,20 +152,15 @@ def format_endpoint(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def draw_fraction() -> float:
-    """Return a random number from 0 to 1, without 1; the module `random` would take milliseconds to import."""
-    return int.from_bytes(os.urandom(4), "big") / 2**32
-
-
 class Backoff:
     """Counts failures in a row, and says how long to wait after each: at most `first`, and later `longest` seconds."""
 
-    def __init__(self, first: float, longest: float, draw: Callable[[], float] = draw_fraction) -> None:
+    def __init__(self, first: float, longest: float) -> None:
         self._longest = longest
         self._bound = first
-        self._draw = draw
 
     def next_pause(self) -> float:
         """Return the seconds to wait now; the next pause may be twice as long."""
         bound, self._bound = self._bound, min(2 * self._bound, self._longest)
-        return bound * self._draw()
+        # The module `random` would take milliseconds to import.
+        return bound * int.from_bytes(os.urandom(4), "big") / 2**32

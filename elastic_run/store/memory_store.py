@@ -156,10 +156,6 @@ class MemoryStore:
             present.append(value)
         self._wake_all(key)
 
-    def multi_get(self, keys: Iterable[bytes]) -> list[bytes | None]:
-        """Return the keys' values, None for those missing."""
-        return [self.get(key) for key in keys]
-
     def multi_set(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
         """Give each key its value."""
         for key, value in zip(keys, values):  # noqa: B905 - `strict` costs a call; the wire has pairs

@@ -58,10 +58,11 @@ def test_what_the_system_says_of_a_connection_has_one_word(error: int, reason: s
     assert reason_of(OSError(error, "")) == reason
 
 
-def test_pauses_double_up_to_the_longest() -> None:
+def test_pauses_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pause is the drawn part of its bound, which doubles until pauses are as long as they get."""
-    drawn = iter([1.0, 0.5, 1.0, 1.0])
-    backoff = Backoff(0.1, 0.5, lambda: next(drawn))
+    drawn = iter([b"\xff" * 4, b"\x80\0\0\0", b"\xff" * 4, b"\xff" * 4])
+    monkeypatch.setattr("os.urandom", lambda _: next(drawn))
+    backoff = Backoff(0.1, 0.5)
     assert [backoff.next_pause() for _ in range(4)] == pytest.approx([0.1, 0.1, 0.4, 0.5])
 
 
