@@ -88,7 +88,7 @@ class Server:
 
     def client(self) -> StoreClient:
         """Connect as a worker does."""
-        return StoreClient("127.0.0.1", self.port, DEADLINE, "")
+        return StoreClient("127.0.0.1", self.port, DEADLINE)
 
 
 def draw_messages(generator: random.Random, count: int) -> Iterator[bytes]:
