@@ -7,6 +7,10 @@ of a coordinator.
   it has read there what the node has promised; then it takes a higher term, or steps down.
 - A node accepts nothing while its workers run. A coordinator starts a proposal only if the newest state of each member
   says that it has accepted the proposal, and that nothing runs there.
+
+Three rules of a coordinator meet their fault in fewer than one of 5,000 jobs: a start that nobody has received is a
+start, each proposal that may have started needs its majority, and all that are here promise before a proposal. Tests of
+`succession` have these histories (`tests/unit/test_coordination.py`).
 """
 
 from __future__ import annotations
@@ -41,9 +45,6 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "a start that nobody has received is forgotten": Mutant(
-        succession, "_list_started", "yield from job.started_by", "pass"
-    ),
     "the last round is forgotten when those that know of it are away": Mutant(
         succession, "_list_started", "if job.round is not None:", "if False:", MAJORITY
     ),
@@ -66,18 +67,8 @@ MUTANTS = {
     "a round starts before all have accepted it": Mutant(
         round_steps, "_gather", "is_accepted = all(", "is_accepted = any("
     ),
-    "a round forms before all have promised": Mutant(
-        round_steps,
-        "_may_propose",
-        "if any(state.promise != job.promise for state in job.here.values()):",
-        "if False:",
-        MAJORITY,
-    ),
     "any proposal may have started": Mutant(
         succession, "_may_have_started", "members = frozenset(proposal.members)", "members = frozenset()"
-    ),
-    "only the newest proposal that may have started counts": Mutant(
-        succession, "list_needed", "*find_possible(job, base)", "*find_possible(job, base)[-1:]", MAJORITY
     ),
     "no proof of a dead coordinator counts": Mutant(
         succession, "_count_seats", "return one.size - is_void", "return one.size"

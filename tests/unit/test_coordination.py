@@ -47,7 +47,7 @@ from elastic_run.core.job.state import (
     Said,
     StepDown,
 )
-from elastic_run.core.job.succession import LEASE, MAJORITY, describe_majority
+from elastic_run.core.job.succession import LEASE, MAJORITY, describe_majority, find_base, list_needed, may_form
 from elastic_run.records import replace
 from tests.support.small_job import SmallJob
 
@@ -182,6 +182,45 @@ def test_only_a_round_that_lacks_nodes_is_named() -> None:
     state = replace(make_state(member, 0.0, is_first=True), node="a", started=base, accepted=(proposal,))
     job = Job(state.promise, MAJORITY, 0.0, here={"a": state})
     assert describe_majority(job) == "1 of another round's 3 nodes are here, 2 are needed"
+
+
+def _state(name: str, started: Round | None, *accepted: Proposal) -> NodeState:
+    """Return the state of an idle node that follows coordinator x."""
+    state = make_state(SmallJob.make_member(name, JobConfig()), 0.0, is_first=False)
+    return replace(state, promise=Promise(9, "x"), started=started, accepted=accepted)
+
+
+def test_a_start_that_nobody_has_received_counts() -> None:
+    """Coordinator x is no member of round 2. Node a has never read its start, and node b, which has, is cut off."""
+    first, second = Round(1, 1, "o", "r", 3), Round(2, 2, "x", "r", 3)
+    here = {"a": _state("a", first, Proposal(second, 0, first, ("a", "b", "d"))), "c": _state("c", first)}
+    job = Job(Promise(9, "x"), MAJORITY, 0.0, here=here, started_by=(second,))
+    assert (find_base(job), may_form(job, {"a", "c"})) == (second, False)
+    assert may_form(replace(job, started_by=()), {"a", "c"}), "an agent that has not started the round has abandoned it"
+
+
+def test_each_proposal_that_may_have_started_needs_its_majority() -> None:
+    """Round 2 runs on b and c, which may go on without a; y, which knew of it, has proposed round 3, and lost b."""
+    first, second, third = Round(1, 1, "o", "r", 3), Round(2, 2, "p", "r", 3), Round(3, 3, "y", "r", 5)
+    older = Proposal(second, 0, first, ("a", "b", "c"))
+    newer = Proposal(third, 0, first, ("a", "b", "d", "e", "f"))
+    here = {"a": _state("a", first, older, newer), "d": _state("d", first, newer)}
+    here |= {name: _state(name, None, newer) for name in "ef"}
+    job = Job(Promise(9, "x"), MAJORITY, 0.0, here=here)
+    assert list_needed(job) == (first, second, third)
+    assert not may_form(job, set("adef"))
+    assert describe_majority(job) == "1 of another round's 3 nodes are here, 2 are needed"
+
+
+def test_no_round_is_proposed_before_all_have_promised() -> None:
+    """A node that has promised nothing yet may have accepted another proposal, of which its next state tells."""
+    job = SmallJob(MAJORITY, min_nodes=1, max_nodes=1, has_successors=True)
+    job.decide(MayFound())
+    states = [make_state(job.make_member(name, job.config), 0.0, is_first=True) for name in "ab"]
+    promised = [replace(state, promise=job.state.promise) for state in states]
+    before = coordinating.decide(job.state, [Said(promised[0]), Said(states[1])], now=job.now)
+    assert before.proposed is None
+    assert coordinating.decide(before, [Said(promised[1])], now=job.now).proposed is not None
 
 
 def test_nodes_that_differ_are_refused() -> None:
