@@ -9,6 +9,13 @@ from elastic_run.core.job import membership
 from elastic_run.core.job.codec import MessageError, encode, from_document, to_message
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.coordination import LARGEST_MEMORY, write_memory
+from elastic_run.core.job.discovery import (
+    KNOWS_NOTHING,
+    KNOWS_ROUND,
+    RUNS_ROUND,
+    compute_node_standing,
+    compute_standing,
+)
 from elastic_run.core.job.documents import (
     ErrorCount,
     NodeEnds,
@@ -21,7 +28,6 @@ from elastic_run.core.job.documents import (
     StoreAddress,
 )
 from elastic_run.core.job.membership import (
-    CutOff,
     Ended,
     Formed,
     Halted,
@@ -35,7 +41,6 @@ from elastic_run.core.job.membership import (
 )
 from elastic_run.core.job.state import (
     BROKEN,
-    GATHERING,
     HALTING,
     PAUSING,
     RUNNING,
@@ -212,6 +217,21 @@ def test_each_proposal_that_may_have_started_needs_its_majority() -> None:
     assert describe_majority(job) == "1 of another round's 3 nodes are here, 2 are needed"
 
 
+def test_one_of_two_goes_on_where_its_user_wants_that() -> None:
+    """Half of a pair is no majority, so it goes on with `--on-split=continue` alone."""
+    base = Round(1, 1, "o", "r", 2)
+    for on_split in ("stop", "continue"):
+        job = Job(Promise(9, "x"), MAJORITY, 0.0, config=JobConfig(on_split=on_split), here={"a": _state("a", base)})
+        assert may_form(job, {"a"}) is (on_split == "continue")
+
+
+def test_with_a_lease_the_proposal_of_another_coordinator_counts_as_started() -> None:
+    """No seats are counted there: without it a member that has not read the `start` forms a round beside that one."""
+    proposed = Round(1, 1, "o", "r", 2)
+    here = {"a": _state("a", None, Proposal(proposed, 0, None))}
+    assert find_base(Job(Promise(9, "x"), LEASE, 0.0, here=here)) == proposed
+
+
 def test_no_round_is_proposed_before_all_have_promised() -> None:
     """A node that has promised nothing yet may have accepted another proposal, of which its next state tells."""
     job = SmallJob(MAJORITY, min_nodes=1, max_nodes=1, has_successors=True)
@@ -364,20 +384,28 @@ def test_a_store_that_lost_its_data_hinders_nobody() -> None:
 
 def test_a_failure_that_was_settled_counts_once() -> None:
     """The next coordinator reads that the failure of the last round has its restart already."""
-    first = SmallJob(LEASE, max_restarts=3, max_backoff=0.0)
+    first = SmallJob(LEASE, max_restarts=1)
     first.add("a", "b")
-    first.end("b", "failed", **_FAILED)
-    first.feed("a", CutOff(9.0))
-    first.end("a", "stopped")
-    assert first.state.restart_count == 1
-    second = SmallJob(LEASE, term=2, max_restarts=3, max_backoff=0.0)
+    assert first.state.round is not None
+    memory = replace(first.state.memory, restart_count=1, settled_round=first.state.round.round_id)
+    second = SmallJob(LEASE, term=2, max_restarts=1)
     for name in "ab":
-        member = first.members[name]
-        second.move(
-            name, replace(member, accepted=(), started=first.state.round, phase="idle", ended=RoundEnd("stopped"))
-        )
-    second.wait(13.0)
-    assert second.state.restart_count == 1
+        end = RoundEnd("failed", _FAILED)
+        second.move(name, replace(first.members[name], phase="idle", ended=end, memory=memory))
+    assert (second.state.end, second.state.restart_count, second.told("a")) == (None, 1, ["Formed"])
+
+
+def test_a_coordinator_says_how_much_it_has() -> None:
+    """One that knows of no round has nothing, one that awaits members less than one whose round runs; so has a node."""
+    first = SmallJob(LEASE)
+    assert compute_standing(first.state) == KNOWS_NOTHING
+    first.add("a", "b")
+    assert compute_standing(first.state) == RUNS_ROUND
+    second = SmallJob(LEASE, term=2)
+    second.move("a", first.members["a"])
+    assert compute_standing(second.state) == KNOWS_ROUND
+    members = (first.members["a"], SmallJob.make_member("n", first.config))
+    assert [compute_node_standing(member) for member in members] == [KNOWS_ROUND, KNOWS_NOTHING]
 
 
 def test_the_members_of_the_last_round_are_awaited_for_two_leases() -> None:
@@ -515,6 +543,7 @@ def test_a_proof_that_comes_later_ends_the_wait_for_the_last_coordinator() -> No
     assert (state.phase, state.is_awaiting) == (RUNNING, True)
     state = coordinating.decide(state, [Said(replace(states[0], dead="a"))], now=0.0)
     assert (state.phase, state.is_awaiting) == (HALTING, False)
+    assert coordinating.decide(state, [Said(replace(states[1], dead="a"))], now=0.0).seats == state.seats
 
 
 def test_a_node_that_ended_before_its_round_was_known_is_lost() -> None:
@@ -549,16 +578,16 @@ def test_the_nodes_whose_seats_are_needed_are_chosen_first() -> None:
 
 def test_a_proposal_without_one_of_its_members_is_abandoned() -> None:
     """A node that goes before it has accepted the proposal is not waited for."""
-    job = SmallJob(min_nodes=2, max_nodes=3, last_call_timeout=5.0)
-    job.add("a", "b")
-    states = [Said(make_state(job.members[name], job.now, is_first=False)) for name in "ab"]
-    job.add("c")
-    assert states
-    assert job.state.round is not None
-    job.end("a", "stopped")
-    job.end("b", "stopped")
-    job.end("c", "stopped")
-    assert job.state.phase in (GATHERING, RUNNING)
+    job = SmallJob()
+    for name in "ab":
+        job.members[name] = job.make_member(name, job.config)
+        job.commands[name] = []
+    said = [
+        replace(make_state(member, 0.0, is_first=True), promise=job.state.promise) for member in job.members.values()
+    ]
+    state = coordinating.decide(job.state, map(Said, said), now=job.now)
+    assert state.proposed is not None
+    assert coordinating.decide(state, [Closed("b", BROKEN)], now=job.now).proposed is None
 
 
 def test_a_seat_has_one_holder() -> None:
@@ -664,6 +693,19 @@ def test_a_node_accepts_only_what_it_can_start(case: str) -> None:
     job.members["a"] = member
     job._feed("a", OrderRead(Order(promise, "propose", assignment=place, proposal=proposal)))
     assert job.members["a"].accepted == member.accepted
+
+
+def test_a_round_that_is_halted_before_its_start_has_come_ends_here() -> None:
+    """It was started all the same, and the coordinator waits for the word that it has ended on each member."""
+    job, promise = _alone()
+    member = job.members["a"]
+    assert member.started is not None
+    assert member.place is not None
+    newer = replace(member.started, number=9)
+    job.members["a"] = replace(member, phase="idle", accepted=((Proposal(newer, 0, None), member.place),))
+    job._feed("a", OrderRead(Order(promise, "halt", newer)))
+    assert (job.members["a"].started, job.members["a"].ended) == (newer, RoundEnd("stopped"))
+    assert job.told("a") == ["Formed"]
 
 
 def test_a_start_that_was_never_accepted_is_ignored() -> None:
