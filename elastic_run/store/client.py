@@ -102,6 +102,11 @@ class StoreClient:
         return [self._receive_string() for _ in keys]
 
     # --- waiting -------------------------------------------------------------------------------------------------
+    def check(self, keys: Sequence[str | bytes]) -> bool:
+        """Whether all these keys are there."""
+        self._ask(wire.CHECK, *self._list(keys))
+        return self._receive(1) == wire.READY
+
     def wait(self, keys: Sequence[str | bytes], timeout: float | None = None) -> None:
         """Wait until all keys are there, for so many seconds (`StoreTimeoutError`); the client's timeout if None."""
         timeout = self.timeout if timeout is None else timeout

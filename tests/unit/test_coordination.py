@@ -387,6 +387,7 @@ def test_a_failure_that_was_settled_counts_once() -> None:
     first = SmallJob(LEASE, max_restarts=1)
     first.add("a", "b")
     assert first.state.round is not None
+    assert first.state.memory is not None
     memory = replace(first.state.memory, restart_count=1, settled_round=first.state.round.round_id)
     second = SmallJob(LEASE, term=2, max_restarts=1)
     for name in "ab":

@@ -94,7 +94,7 @@ def test_limits_are_checked_before_sending(client: StoreClient) -> None:
     for refused in (
         lambda: client.set("k" * KEY_LIMIT, "v"),
         lambda: client.set("k", b"x" * (VALUE_LIMIT + 1)),
-        lambda: client.wait(["k"] * (COUNT_LIMIT + 1)),
+        lambda: client.check(["k"] * (COUNT_LIMIT + 1)),
     ):
         with pytest.raises(ValueError, match="limit"):
             refused()
