@@ -36,9 +36,6 @@ class FileTimerServer:
         max_interval: Seconds that `stop` waits for the thread; the server waits for the next deadline.
         daemon: Whether its thread lets the process end.
         log_event: Called with the name of an event and the request that it is about, or None.
-
-    Raises:
-        OSError: The pipe can't be made.
     """
 
     def __init__(

@@ -77,10 +77,9 @@ class FileTimerRequest:
 
 
 def read_request(line: bytes) -> FileTimerRequest:
-    """Read a request from the pipe; a beginning that is no JSON, such as half a line of another writer, is passed over.
+    """Read a request from the pipe; ValueError says why it is none.
 
-    Raises:
-        ValueError: It is no request; the message says why.
+    A beginning that is no JSON, such as half a line of another writer, is passed over.
     """
     # A quote inside a JSON text has a backslash before it, so this can only be where the request begins.
     start = line.rfind(b'{"')
@@ -122,14 +121,9 @@ _CHECKS: dict[str, Callable[[object], bool]] = {
 
 
 class TimerFile:
-    """A named pipe that this process reads.
+    """A named pipe that this process reads; an empty file or a pipe that nobody reads is replaced.
 
-    Args:
-        path: Where it is to be; an empty file or a pipe that nobody reads is replaced.
-        say: Is told, once, what is wrong with a line that is no request.
-
-    Raises:
-        OSError: It can't be made; FileExistsError if something else stands there.
+    `say` is told, once, what is wrong with a line that is no request.
     """
 
     def __init__(self, path: str, say: Callable[[str], None]) -> None:

@@ -214,9 +214,6 @@ def make_metadata(indexes: Iterable[tuple[list[Entry], Any]]) -> Metadata:
 
 
 # --- this node's memories --------------------------------------------------------------------------------------------
-
-
-# --- this node's memories --------------------------------------------------------------------------------------------
 def find_place(node: NodeMemories) -> StatePlace:
     """Return where the state of this node is served."""
     return StatePlace(node.name, _find_address() if node.port else "", node.port, node.secret)
@@ -270,9 +267,6 @@ def _gather(own: Any, *, is_needed: bool) -> list[Any]:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, own)
     return gathered
-
-
-# --- copies ----------------------------------------------------------------------------------------------------------
 
 
 def say(line: str) -> None:
