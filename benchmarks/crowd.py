@@ -36,7 +36,7 @@ from elastic_run.rendezvous.coordination.link import MESSAGE, PREAMBLE, Link, en
 from elastic_run.rendezvous.coordination.opening import NODE, Credentials, Hello, make_nonce
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.events import Lost
-from elastic_run.rendezvous.handler import open_session
+from elastic_run.rendezvous.session import Session
 from elastic_run.store.server import StoreServer
 from elastic_run.store.worker_store import open_listeners, raise_descriptor_limit
 from tests.support.sessions import Node, plain_config, plain_setup
@@ -88,7 +88,7 @@ def run_host(nodes: int, run_id: str) -> None:
     threading.Thread(target=lambda: loop.run_until(lambda: False), daemon=True).start()
     place = Place("c10d", run_id, [("127.0.0.1", 0)], is_host=True, secret=_TOKEN)
     place.serve_anywhere("127.0.0.1")
-    session = open_session(
+    session = Session(
         place,
         read_settings("c10d", {"join_timeout": "600"}),
         plain_setup(_WORKERS, min_nodes=nodes, max_nodes=nodes),
@@ -294,7 +294,7 @@ def run_real(endpoint: str, run_id: str, nodes: int, count: int) -> None:
     listener = open_listeners([])[0]
     store_address = StoreAddress("127.0.0.1", listener.getsockname()[1], use_agent_store=True)
     sessions = [
-        open_session(
+        Session(
             make_place("c10d", endpoint, run_id, settings, secret=_TOKEN),
             settings,
             plain_setup(_WORKERS, min_nodes=nodes, max_nodes=nodes),

@@ -18,10 +18,8 @@ import socket
 
 from elastic_run import __version__, contract
 from elastic_run.contract import NO_RUN_ID
-from elastic_run.core.job.codec import from_document, to_message
 from elastic_run.core.job.config import JobConfig, JoinCommand, NodeConfig
-from elastic_run.core.job.documents import NodeInfo, NodeState, StoreAddress
-from elastic_run.core.job.succession import ONLY_ONE
+from elastic_run.core.job.documents import NodeInfo
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_outward_address, names_loopback
 from elastic_run.rendezvous.api import RendezvousHandler
@@ -36,10 +34,9 @@ if TYPE_CHECKING:
 
     from elastic_run.rendezvous.api import RendezvousInfo, RendezvousParameters
     from elastic_run.rendezvous.backend_table import Settings
-    from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.torch_rounds import TorchStyleRounds
 
-__all__ = ["ElasticRendezvousHandler", "create_handler", "describe_join_command", "open_session"]
+__all__ = ["ElasticRendezvousHandler", "create_handler", "describe_join_command"]
 
 #: Bytes of the token that a job without an endpoint makes.
 _TOKEN_SIZE = 16
@@ -89,7 +86,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
             node_info = replace(setup.node_info, preferred_rank=settings.rank, has_fixed_rank=True)
             setup = replace(setup, node_info=node_info)
         describe_join = self._make_join_text(setup.node_config, fresh_token) if self._hosts_anywhere else None
-        return open_session(place, settings, setup, local_addr=local_addr, describe_join=describe_join)
+        return Session(place, settings, setup, local_addr=local_addr, describe_join=describe_join)
 
     def _make_join_text(self, config: NodeConfig, fresh_token: bytes | None) -> Callable[[str, int], str]:
         """Return what tells the user how others join, once it is known where this agent listens."""
@@ -204,24 +201,6 @@ def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
         raise ValueError(message)
     make_place(params.backend, params.endpoint, params.run_id, settings)
     return ElasticRendezvousHandler(params, settings, params.run_id)
-
-
-def open_session(
-    place: Place,
-    settings: Settings,
-    setup: Setup,
-    *,
-    local_addr: str = "",
-    describe_join: Callable[[str, int], str] | None = None,
-) -> Session:
-    """Make the session of one agent run; see `Session` for the values. ValueError if no node could read one of them."""
-    config = settings.complete(replace(setup.job_config, has_successors=place.choice != ONLY_ONE))
-    try:
-        from_document(NodeState, to_message(NodeState("", setup.node_info, config, StoreAddress("", 0))))
-    except ValueError as error:
-        message = f"the other nodes could not read a value of this node: {error}"
-        raise ValueError(message) from None
-    return Session(place, setup, config, local_addr=local_addr, describe_join=describe_join)
 
 
 #: All nodes of a job must agree on it: the first one starts with the fewest nodes.

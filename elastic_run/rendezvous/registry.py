@@ -137,12 +137,12 @@ class LocalRendezvousHandler(RendezvousHandler):
             raise RendezvousClosedError(message)
         # A store of torch's own where the program has torch: it may be made a part of others.
         make_store: Any = getattr(sys.modules.get("torch.distributed"), "HashStore", _LateStore)
-        return RendezvousInfo(
-            store=make_store(),
-            rank=0,
-            world_size=1,
-            bootstrap_store_info=self._offered or RendezvousStoreInfo(self._local_addr, self._port or _find_port()),
-        )
+        info = self._offered
+        if info is None:
+            from elastic_run.utils import get_free_port
+
+            info = RendezvousStoreInfo(self._local_addr, self._port or get_free_port())
+        return RendezvousInfo(make_store(), 0, 1, info)
 
     def is_closed(self) -> bool:
         """Return whether the job is over."""
@@ -175,12 +175,6 @@ class _LateStore:
         stores: Any = torch.distributed
         self._made = self.__dict__.get("_made") or stores.HashStore()
         return getattr(self._made, name)
-
-
-def _find_port() -> int:
-    from elastic_run.utils import get_free_port
-
-    return get_free_port()
 
 
 def _hosts_its_store(params: RendezvousParameters) -> bool:

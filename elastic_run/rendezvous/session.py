@@ -12,10 +12,12 @@ import threading
 import time
 
 from elastic_run.contract import LONGEST_WAIT
-from elastic_run.core.job.documents import RoundEnd
+from elastic_run.core.job.codec import from_document, to_message
+from elastic_run.core.job.documents import NodeState, RoundEnd, StoreAddress
 from elastic_run.core.job.membership import Ended, Leaving, Refused, WorkersFailing, WorkersGone
 from elastic_run.core.job.restart_policy import UNHEALTHY
 from elastic_run.core.job.short_lists import list_hosts
+from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.loop import Loop
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.node import Node
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.core.job import membership
-    from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.job.documents import NodeEnds, StoreAddress
+    from elastic_run.core.job.documents import NodeEnds
+    from elastic_run.rendezvous.backend_table import Settings
     from elastic_run.rendezvous.coordination.coordinator import Coordinator
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.events import SessionEvent, Setup
@@ -50,7 +52,7 @@ _LATE_NODES = 30.0
 
 
 class Session:
-    """One agent's membership of one job, whose configuration has the settings of the rendezvous.
+    """One agent's membership of one job; ValueError if the other nodes could not read a value of this node.
 
     Args:
         local_addr: The address at which others reach this node; "" to find out.
@@ -66,12 +68,18 @@ class Session:
     def __init__(
         self,
         place: Place,
+        settings: Settings,
         setup: Setup,
-        config: JobConfig,
         *,
-        local_addr: str,
-        describe_join: Callable[[str, int], str] | None,
+        local_addr: str = "",
+        describe_join: Callable[[str, int], str] | None = None,
     ) -> None:
+        config = settings.complete(replace(setup.job_config, has_successors=place.choice != ONLY_ONE))
+        try:
+            from_document(NodeState, to_message(NodeState("", setup.node_info, config, StoreAddress("", 0))))
+        except ValueError as error:
+            message = f"the other nodes could not read a value of this node: {error}"
+            raise ValueError(message) from None
         self.node = f"{setup.node_info.host}_{setup.node_info.pid}_{os.urandom(4).hex()}"
         self.offers_store = not place.serves_workers
         has_port = place.serves_workers and bool(place.own)

@@ -27,7 +27,8 @@ from elastic_run.rendezvous import RendezvousParameters, get_rendezvous_handler
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.events import Lost, Notice, Setup
-from elastic_run.rendezvous.handler import ElasticRendezvousHandler, open_session
+from elastic_run.rendezvous.handler import ElasticRendezvousHandler
+from elastic_run.rendezvous.session import Session
 from elastic_run.store.worker_store import open_listeners
 from tests.support.wait import DEADLINE, DeadlinePassedError, wait_until
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job.documents import Assignment
     from elastic_run.rendezvous.events import SessionEvent
-    from elastic_run.rendezvous.session import Session
 
 
 E = TypeVar("E", Ended, Formed, Halted, Lost, Notice, Refused, Warned)
@@ -199,7 +199,7 @@ def tcp_node(
     settings = read_settings("c10d", FAST if conf is None else conf)
     setup = setup or plain_setup()
     setup = replace(setup, job_config=replace(setup.job_config, min_nodes=nodes[0], max_nodes=nodes[1]))
-    return Node(open_session(place, settings, setup, local_addr="127.0.0.1"))
+    return Node(Session(place, settings, setup, local_addr="127.0.0.1"))
 
 
 def handler_node(parameters: RendezvousParameters, setup: Setup | None = None) -> Node:

@@ -19,7 +19,8 @@ from elastic_run.rendezvous.addresses import (
 )
 from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.coordination.places import Place
-from elastic_run.rendezvous.handler import ElasticRendezvousHandler, create_handler, open_session
+from elastic_run.rendezvous.handler import ElasticRendezvousHandler, create_handler
+from elastic_run.rendezvous.session import Session
 from elastic_run.rendezvous.utils import can_bind, parse_rendezvous_config, parse_rendezvous_endpoint
 from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import UNRESOLVED, StoreConnectionError
@@ -331,7 +332,7 @@ def test_a_value_that_the_job_could_not_read_is_refused(values: dict[str, Any]) 
     setup = replace(setup, node_info=replace(setup.node_info, **values))
     place = Place("c10d", "job", [("127.0.0.1", 1)], is_host=False)
     with pytest.raises(ValueError, match=r"^the other nodes could not read a value of this node: NodeInfo.* must be "):
-        open_session(place, read_settings("c10d", {}), setup, local_addr="127.0.0.1")
+        Session(place, read_settings("c10d", {}), setup, local_addr="127.0.0.1")
 
 
 def test_a_window_that_the_job_could_not_read_is_refused() -> None:
@@ -341,4 +342,4 @@ def test_a_window_that_the_job_could_not_read_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^the other nodes could not read a value of this node: Window\.count must be "
     ):
-        open_session(place, read_settings("c10d", {}), setup, local_addr="127.0.0.1")
+        Session(place, read_settings("c10d", {}), setup, local_addr="127.0.0.1")

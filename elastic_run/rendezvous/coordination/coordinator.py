@@ -118,8 +118,7 @@ class Coordinator:
             self._loop.run_until(lambda: self._is_over)
         except Exception as caught:  # noqa: BLE001 - whatever it is, the agent is told
             _log.exception("a defect in the rendezvous, thread coordinator")
-            lost = Lost("internal_error", f"a defect in the rendezvous: {caught!r}")
-            self._call_node(lambda: self._on_event(lost))
+            self._tell(Lost("internal_error", f"a defect in the rendezvous: {caught!r}"))
         finally:
             self._end_term()
             self._listener.close()
