@@ -257,7 +257,7 @@ class AgentContext:
         if self.timer_file is None:
             from elastic_run.agent.driver.timers import open_timer_file
 
-            self.timer_file, self._timer_directory = open_timer_file(os.environ)
+            self.timer_file, self._timer_directory = open_timer_file(os.environ, self._announced)
             if self._timer_directory:
                 self.guardian.remove_at_end(self._timer_directory)
         for env in envs.values():

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from elastic_run.timer.timer_file import FileTimerRequest
 
 
-def open_timer_file(environ: Mapping[str, str]) -> tuple[TimerFile, str]:
-    """Make the pipe where TORCHELASTIC_TIMER_FILE says, or else in a private directory, which is returned; else "".
+def open_timer_file(environ: Mapping[str, str], directory: str) -> tuple[TimerFile, str]:
+    """Make the pipe where TORCHELASTIC_TIMER_FILE says, or else in a private directory.
+
+    That is `directory`, which the guardian removes, or if there is none ("") a new one, which is returned.
 
     Raises:
         OSError: The pipe can't be made.
@@ -44,14 +46,15 @@ def open_timer_file(environ: Mapping[str, str]) -> tuple[TimerFile, str]:
         except FileExistsError:
             if not has_reader(path):
                 raise
-    directory = make_temporary("elastic-run-timers-")
-    if directory is None:
+    made = "" if directory else make_temporary("elastic-run-timers-")
+    if made is None:
         reason = "there is no place for the timers' pipe: TMPDIR or TORCHELASTIC_TIMER_FILE can name one"
         raise OSError(2, reason, contract.ENV_TIMER_FILE)
     try:
-        return TimerFile(os.path.join(directory, "timers"), lambda _: None), directory
+        return TimerFile(os.path.join(directory or made, "timers"), lambda _: None), made
     except OSError:
-        os.rmdir(directory)
+        if made:
+            os.rmdir(made)
         raise
 
 
