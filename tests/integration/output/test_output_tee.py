@@ -136,14 +136,6 @@ write(1, b'last'); write(2, b'words')
     assert (out, err) == (b"[0]:last\n", b"words")
 
 
-def test_a_filter_without_tee_says_that_it_has_no_effect(launch: Launch, worker: Worker) -> None:
-    """One line tells so, and nothing of the output is lost."""
-    job = launch("--duplicate-stdout-filters=apple", worker("say('an apple')"))
-    assert job.wait_exit() == 0
-    assert job.stdout == "an apple\n"
-    assert job.stderr.count("--duplicate-stdout-filters: has no effect without --tee=1 or --tee=3") == 1
-
-
 # --- --no-capture -----------------------------------------------------------------------------------------------------
 FAILURE = "os.write(2, b'the reason'); os._exit(3)"
 
