@@ -23,6 +23,7 @@ from elastic_run.multiprocessing.functions import contexts, launch
 from elastic_run.multiprocessing.functions.contexts import PContext
 from elastic_run.multiprocessing.functions.launch import Functions
 from elastic_run.multiprocessing.process.fork_exec import start_process
+from elastic_run.multiprocessing.process.process_table import _with_descendants, read_stat
 from elastic_run.store.worker_store import PortTakenError, find_port_owner
 from elastic_run.timer.countdowns import Countdowns
 from elastic_run.timer.timer_file import FileTimerRequest
@@ -196,3 +197,22 @@ def test_the_command_line_of_a_process_in_the_kernel_is_not_read(monkeypatch: py
     (found,) = doctor_host.parse_processes(f"GPU-a, {os.getpid()}, 3, /bin/x")["GPU-a"]
     assert found.startswith(f"process {os.getpid()} (x of ")
     assert _is_uninterruptible(os.getpid())
+
+
+# --- /proc ------------------------------------------------------------------------------------------------------------
+def test_a_look_at_a_process_leaves_no_descriptor_open() -> None:
+    """The launcher of a job of months looks at its workers many times."""
+    before = [*Path("/proc/self/fd").iterdir()]
+    for _ in range(3):
+        stat = read_stat(os.getpid())
+        assert stat is not None
+        assert (stat.parent, stat.session) == (os.getppid(), os.getsid(0))
+        assert read_stat(4194305) is None
+    assert len([*Path("/proc/self/fd").iterdir()]) == len(before)
+
+
+def test_descendants_are_found_at_any_depth() -> None:
+    """Each process below one that was found, whatever the order of the pids; no other one."""
+    parents = {2: 7, 3: 2, 5: 3, 7: 1, 8: 1, 9: 8}
+    living: Any = {pid: SimpleNamespace(parent=parent) for pid, parent in parents.items()}
+    assert _with_descendants({7}, living) == {7, 2, 3, 5}
