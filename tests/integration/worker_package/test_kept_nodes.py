@@ -25,7 +25,7 @@ from elastic_run.worker import KeptStateError
 from elastic_run.worker.kept_checkpoint import IncompleteError, write_checkpoint
 from elastic_run.worker.kept_memory import Entry, NodeMemories
 from elastic_run.worker.kept_server import StateClient, StatePlace
-from tests.integration.worker_package.test_kept_state import TRAIN
+from tests.integration.worker_package.test_kept_state import TRAIN, memories
 from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from elastic_run.core.kept_generations import Record
     from tests.support.launch import Launch, Worker
 
+
+__all__ = ["memories"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 
