@@ -27,7 +27,7 @@ from elastic_run.core.job.documents import (
     RoundEnd,
     StoreAddress,
 )
-from elastic_run.core.job.membership import (
+from elastic_run.core.job.membership import CutOff, (
     Ended,
     Formed,
     Halted,
@@ -707,6 +707,13 @@ def test_a_round_that_is_halted_before_its_start_has_come_ends_here() -> None:
     job._feed("a", OrderRead(Order(promise, "halt", newer)))
     assert (job.members["a"].started, job.members["a"].ended) == (newer, RoundEnd("stopped"))
     assert job.told("a") == ["Formed"]
+
+
+def test_a_node_that_is_cut_off_stops_its_workers() -> None:
+    """Its user reads for how long it had no answer."""
+    job, _ = _alone()
+    job._feed("a", CutOff(9.0))
+    assert _halts(job, "a") == [("fenced", "no answer for 9 s")]
 
 
 def test_a_start_that_was_never_accepted_is_ignored() -> None:
