@@ -27,7 +27,8 @@ from elastic_run.core.job.documents import (
     RoundEnd,
     StoreAddress,
 )
-from elastic_run.core.job.membership import CutOff, (
+from elastic_run.core.job.membership import (
+    CutOff,
     Ended,
     Formed,
     Halted,
