@@ -47,11 +47,7 @@ _COMMON_NAMES = frozenset(
 
 
 def check_request(request: Request, environ: Mapping[str, str]) -> None:
-    """Check the values against each other, and against this machine.
-
-    Raises:
-        UsageError: The job can't be started so.
-    """
+    """Check the values against each other, and against this machine; UsageError if the job can't be started so."""
     args = request.args
     _check_rendezvous(request)
     _check_ranks(request)

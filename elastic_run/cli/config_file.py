@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, Origin]]:
     """Return each value of a file with its origin, by the name of the value in the namespace.
 
-    Raises:
-        ValueError: The file can't be read, or something in it is wrong; the message names the file and the key.
+    A ValueError names the file and the key.
     """
     known = {flag.dest: flag for flag in flags if not flag.prints_text}
     values: dict[str, tuple[Any, Origin]] = {}

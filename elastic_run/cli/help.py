@@ -166,11 +166,7 @@ _PATHS = {"FILE": "FILE", "PATH": "FILE", "DIR": "DIRECTORY", "LOGDIR": "DIRECTO
 
 
 def render_completion(shell: str, flags: Iterable[argparse.Action]) -> str:
-    """Return the script with which a shell completes the command line, made by shtab from an argparse parser.
-
-    Raises:
-        UsageError: shtab is not installed, or does not know the shell.
-    """
+    """Return the script with which a shell completes the command line, made by shtab from an argparse parser."""
     try:
         import shtab
     except ImportError:

@@ -47,14 +47,10 @@ _LONGEST_TOKEN = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where one value comes from.
+    """Where one value comes from: from a kind of `source`, which is a flag, a variable, a file, or the reason.
 
-    Args:
-        kind: FLAG, VARIABLE, FILE, SLURM, KUBERNETES or DERIVED.
-        source: The flag, the variable, the file, the scheduler's variables, or the reason.
-        text: The value as it was written, or as it follows from a scheduler; for another derived value only where its
-            value says nothing, such as a random id.
-        unused: The origin that had a value too, and came second.
+    `text` is the value as it was written, or as it follows from a scheduler; for another derived value only where its
+    value says nothing, such as a random id. `unused` is the origin that had a value too, and came second.
     """
 
     kind: str
