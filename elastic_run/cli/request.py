@@ -260,7 +260,8 @@ def choose_rendezvous(request: Request) -> None:
         request.least = request.most = 1
         request.has_random_id = args.rdzv_id in ("", contract.NO_RUN_ID)
         if request.has_random_id:
-            derive(args, origins, replace(reason, text=RANDOM), rdzv_id=os.urandom(18).hex())
+            with open("/proc/sys/kernel/random/uuid", encoding="ascii") as file:  # torchrun's form, without uuid
+                derive(args, origins, replace(reason, text=RANDOM), rdzv_id=file.read().strip())
     elif request.hosts_rendezvous:
         reason = Origin(DERIVED, "this node serves the store")
         derive(args, origins, reason, rdzv_backend="c10d")
