@@ -46,6 +46,7 @@ class Outage:
         self._refused_since: float | None = None
         self._last_line: float | None = None
         self._repetition = Repetition()
+        self._listener = ("", "")  # the trouble for which it was looked up, and the clause about it
 
     def begin(self) -> None:
         """Note that there is no coordinator from now on."""
@@ -72,8 +73,8 @@ class Outage:
         waited = 0.0 if self._since is None else now - self._since
         return left if self.was_reached or waited >= FIRST else min(left, max(0.1, FIRST - waited))
 
-    def failed(self, error: StoreError) -> None:
-        """Note that an attempt failed; the user is told when a line is due, and the agent after too long a time."""
+    def failed(self, name: str, error: StoreError) -> None:
+        """Note that an attempt at an endpoint failed; the user or, after too long a time, the agent is told."""
         now = time.monotonic()
         self.begin()
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
@@ -83,9 +84,14 @@ class Outage:
             trouble += f"; the workers were stopped after {self.fenced_after:.0f} s (--fence-after=lease)"
         self._refused_since = (self._refused_since or now) if reason == REFUSED else None
         left = self._left(now)
+        if left > 0 and not self._is_line_due(trouble, now):
+            return
+        if trouble != self._listener[0]:
+            self._listener = trouble, self._place.describe_listener(name, reason)
+        trouble, reason = trouble + self._listener[1], reason + self._listener[1]
         if left <= 0:
             self._deliver(self._lost(now, trouble))
-        elif self._is_line_due(trouble, now):
+        else:
             self._last_line = now
             name, since, until = self._place.name, self._since or now, now + left
 

@@ -31,8 +31,8 @@ from elastic_run.rendezvous.coordination.opening import Credentials, Hello, Iden
 from elastic_run.rendezvous.events import Notice
 from elastic_run.report.waiting import Repetition
 from elastic_run.store.connecting import format_endpoint
-from elastic_run.store.errors import StoreError
-from elastic_run.store.worker_store import PortTakenError, open_listeners
+from elastic_run.store.errors import CLOSED, FOREIGN, SILENT, StoreError
+from elastic_run.store.worker_store import PortTakenError, find_port_owner, open_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -202,6 +202,14 @@ class Place:
             # Only agents of this machine can come to the endpoint, so nobody else needs to reach their workers'.
             return next(iter(find_listening(host, _LOOK_UP).hosts), find_loopback())
         return find_local_address(host, port, _LOOK_UP)
+
+    def describe_listener(self, name: str, reason: str) -> str:
+        """Return a clause with the process of this machine that listens at an endpoint, or ""; may take a second."""
+        host, port = self.endpoints.get(name, ("", 0))
+        if self.own or reason not in (SILENT, CLOSED, FOREIGN) or not host:
+            return ""
+        owner = find_port_owner(port) if find_whether_own_host(host, _LOOK_UP) else ""
+        return f"; {owner} listens there" if owner else ""
 
     def describe_need(self) -> str:
         """Return what other nodes have to give to come to this agent; "" where they know, or come elsewhere."""

@@ -292,7 +292,7 @@ class CoordinatorSearch:
                 self._advance(None)
                 return
         if not is_look:
-            self._outage.failed(error)
+            self._outage.failed(name, error)
         self._advance(discovering.Answer(name, discovering.REFUSES if reason == NOBODY_LISTENS else SILENT))
 
     # --- the lease ---------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class CoordinatorSearch:
         elif not isinstance(error, StoreError):
             self._node.deliver(Lost("rendezvous", f"this node can't listen for other nodes: {error}"))
         else:
-            self._outage.failed(error)
+            self._outage.failed(discovering.LEASE_STORE, error)
             self._advance(discovering.Answer(discovering.LEASE_STORE, SILENT))
 
 

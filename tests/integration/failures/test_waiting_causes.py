@@ -79,7 +79,7 @@ def test_nobody_listens(launch: Launch, worker: Worker) -> None:
 
 
 def test_a_program_that_says_nothing(launch: Launch, worker: Worker, stack: ExitStack) -> None:
-    """Where the connection is taken and no answer comes, the line says so."""
+    """Where the connection is taken and no answer comes, the line says so, and which process of this machine it is."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     port = listener.getsockname()[1]
     for backend, agent in zip(BACKENDS, launch_all(launch, worker, port), strict=True):
@@ -89,10 +89,11 @@ def test_a_program_that_says_nothing(launch: Launch, worker: Worker, stack: Exit
             assert "does not answer" in cause
         else:
             assert "takes connections but sends no answer" in cause
+            assert cause.endswith(f"; {OWN_PROCESS} listens there")
 
 
 def test_a_program_that_is_no_store(launch: Launch, worker: Worker, stack: ExitStack) -> None:
-    """Where another program listens the line says that it is no store."""
+    """Where another program listens the line says that it is no store, and which process of this machine it is."""
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     port = listener.getsockname()[1]
 
@@ -109,7 +110,7 @@ def test_a_program_that_is_no_store(launch: Launch, worker: Worker, stack: ExitS
     for _ in BACKENDS:
         threading.Thread(target=greet, daemon=True).start()
     stack.callback(listener.shutdown, socket.SHUT_RDWR)
-    no_store = f"what listens at 127.0.0.1:{port} is no agent of elastic-run"
+    no_store = f"what listens at 127.0.0.1:{port} is no agent of elastic-run; {OWN_PROCESS} listens there"
     for backend, agent in zip(BACKENDS, launch_all(launch, worker, port), strict=True):
         cause = wait_first_line(agent, f"127.0.0.1:{port}")
         assert ("does not speak HTTP" if backend.startswith("etcd") else no_store) in cause
