@@ -358,6 +358,8 @@ def _script_hint(name: str) -> str:
     places = [os.path.join(place or os.curdir, *parts) for place in (os.curdir, *sys.path)]
     if parts[-1] != "py" and any(os.path.isfile(place + ".py") or os.path.isdir(place) for place in places):
         return f", did you mean -m {name}?"
+    if os.path.basename(name).rstrip("0123456789.") in {"python", "torchrun"}:
+        return ": leave the word out, since elastic-run starts the interpreter: elastic-run [flags] SCRIPT"
     if find_program(name, os.environ) is not None:
         return f": elastic-run starts Python itself, and other programs with --no-python {name}"
     return nearest(name, COMMANDS)

@@ -41,6 +41,15 @@ _SCRIPT_IS_MISSING = "the following arguments are required"
 _SCRIPT_MISSING_MESSAGE = "no script given: elastic-run [flags] SCRIPT [arguments] (see --help)"
 #: Begin of its message about a switch with a value.
 _VALUE_IS_TOO_MUCH = "ignored explicit argument "
+#: Names that other launchers have for flags of the table.
+_NAMES_ELSEWHERE = {
+    **dict.fromkeys(("gpus", "ngpus", "n-gpus", "num-gpus", "gpus-per-node", "devices"), "--nproc-per-node"),
+    **dict.fromkeys(("np", "num-procs", "num-processes", "ntasks-per-node", "num-workers"), "--nproc-per-node"),
+    **dict.fromkeys(("nodes", "num-nodes", "num-machines"), "--nnodes"),
+    "machine-rank": "--node-rank",
+    "main-process-ip": "--master-addr",
+    "main-process-port": "--master-port",
+}
 
 
 class LauncherArgumentParser(argparse.ArgumentParser):
@@ -67,7 +76,9 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         namespace, unknown = self.parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
-            hint = nearest(name.replace("_", "-"), [flag.name for flag in self.flags])
+            wanted = name.replace("_", "-")
+            wanted = _NAMES_ELSEWHERE.get(wanted.lstrip("-"), wanted)
+            hint = nearest(wanted, [flag.name for flag in self.flags])
             self.error(f"unknown flag {name}{hint} (see --help)")
         return namespace
 

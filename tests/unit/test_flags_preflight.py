@@ -89,8 +89,9 @@ REFUSED: list[tuple[str, dict[str, str], str]] = [
     (
         "python -u train.py --lr=3",
         {},
-        "script 'python' does not exist: elastic-run starts Python itself, and other programs with --no-python python",
+        "script 'python' does not exist: leave the word out, since elastic-run starts the interpreter: elastic-run [fl",
     ),
+    ("torchrun --nnodes 2 train.py", {}, "script 'torchrun' does not exist: leave the word out, since "),
     ("sh run.sh", {}, "script 'sh' does not exist: elastic-run starts Python itself"),
     ("/bin/sh run.sh", {}, "script '/bin/sh' is a binary program, did you mean --no-python /bin/sh?"),
     ("package.module", {}, "script 'package.module' does not exist, did you mean -m package.module?"),
@@ -137,6 +138,11 @@ def test_what_cannot_be_started_is_answered_in_one_line(
         ("--verbose train.py", ""),
         ("--logdir=x train.py", "--log-dir"),
         ("--nproc_per_nodes=2 train.py", "--nproc-per-node"),
+        ("--gpus 2 train.py", "--nproc-per-node"),
+        ("--ngpus=2 train.py", "--nproc-per-node"),
+        ("--num_nodes 2 train.py", "--nnodes"),
+        ("--nodes 2 train.py", "--nnodes"),
+        ("-np 2 train.py", "--nproc-per-node"),
         ("nosuch.py", ""),
         ("statuss", "status"),
         ("--rdzv-backend=file train.py", ""),
@@ -145,7 +151,7 @@ def test_what_cannot_be_started_is_answered_in_one_line(
     ],
 )
 def test_only_a_near_name_is_suggested(wrong: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A suggestion is a name that a typing error, another case or a part of it could have become, or there is none."""
+    """A suggestion is a name that a typing error could have become, or the name of what another launcher calls so."""
     with pytest.raises(SystemExit):
         run_command(wrong.split())
     err = capsys.readouterr().err
