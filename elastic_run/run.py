@@ -16,8 +16,8 @@ import sys
 
 from elastic_run import contract, lazy_names
 from elastic_run.cli.checks import check_master, check_request, find_notices
-from elastic_run.cli.config import count_workers, get_rdzv_endpoint, make_config
 from elastic_run.cli.flags import CONFIGURATION, FLAGS
+from elastic_run.cli.make_config import count_workers, get_rdzv_endpoint, make_config
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.request import (
     choose_rendezvous,

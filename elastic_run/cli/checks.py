@@ -12,8 +12,8 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.config import compare_with_gpus
 from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.make_config import compare_with_gpus
 from elastic_run.cli.request import get_use_env
 from elastic_run.cli.values import nearest, seconds
 from elastic_run.multiprocessing.process.interpreter import own_interpreter

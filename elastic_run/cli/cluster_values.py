@@ -6,8 +6,8 @@ Imported only where a variable of a scheduler is there.
 from __future__ import annotations
 
 from elastic_run import contract
-from elastic_run.cli.config import count_node_gpus
 from elastic_run.cli.flags import FLAGS
+from elastic_run.cli.make_config import count_node_gpus
 from elastic_run.cli.request import Origin, derive, names_rendezvous, read_endpoints
 from elastic_run.cli.values import node_range
 from elastic_run.notices import UsageError

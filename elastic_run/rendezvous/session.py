@@ -14,10 +14,10 @@ import time
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.job.codec import from_document, to_message
 from elastic_run.core.job.documents import NodeState, RoundEnd, StoreAddress
+from elastic_run.core.job.founding import ONLY_ONE
 from elastic_run.core.job.membership import Ended, Leaving, Refused, WorkersFailing, WorkersGone
 from elastic_run.core.job.restart_policy import UNHEALTHY
 from elastic_run.core.job.short_lists import list_hosts
-from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.loop import Loop
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.node import Node

@@ -17,7 +17,7 @@ from elastic_run.contract import HANG
 from elastic_run.core.failure.diagnose import CERTAIN, COLLECTIVE, EARLY_EXIT, LIKELY, NODE_EVENT, OOM_KILL, STUCK
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
 from elastic_run.records import dataclass
-from elastic_run.report.failure_sections import (
+from elastic_run.report.closing_report_sections import (
     early_exit,
     equal_errors,
     find_own_place,

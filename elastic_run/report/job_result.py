@@ -1,7 +1,7 @@
 """How a job ended: the record that report, failure.json and error file are made of, with its causes and a hint.
 
 Rules on failures are data: the signs of a failure, and the hint for it. The rules of elastic-run stand in
-`failure_rules.toml`; --failure-rules adds a file of the same form, which is checked as a whole before anything starts.
+`failure_hints.toml`; --failure-rules adds a file of the same form, which is checked as a whole before anything starts.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class JobResult:
 
 
 _KEYS, _OPTIONAL = ("match", "help"), ("decision",)
-_BUILT_IN = os.path.join(os.path.dirname(__file__), "failure_rules.toml")
+_BUILT_IN = os.path.join(os.path.dirname(__file__), "failure_hints.toml")
 
 
 def built_in_rules() -> tuple[Rule, ...]:

@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastic_run.core.job import coordination as coordinating
-from elastic_run.core.job import discovery as discovering
+from elastic_run.core.job import coordinator_search as discovering
 from elastic_run.core.job import membership
 from elastic_run.core.job.documents import NodeInfo, Promise, Round, RoundEnd, StoreAddress
+from elastic_run.core.job.founding import LEASE
 from elastic_run.core.job.membership import Ended, Formed, Halted, Member, Refused, Search, WorkersFailing, WorkersGone
 from elastic_run.core.job.restart_policy import DONE, FAILED, STOPPED
 from elastic_run.core.job.state import BROKEN, LEASE_SHARE, SILENT, Job, LeaseRenewed, StepDown
-from elastic_run.core.job.succession import LEASE
 from elastic_run.records import replace
 from tests.coordination.lease_store import TIME_TO_LIVE
 from tests.coordination.properties import ACTIVE, check_ends, check_formed, check_started

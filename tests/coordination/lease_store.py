@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
-from elastic_run.core.job.discovery import COORDINATES
+from elastic_run.core.job.coordinator_search import COORDINATES
 from elastic_run.core.job.state import StepDown
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ of a coordinator.
 
 Three rules of a coordinator meet their fault in fewer than one of 5,000 jobs: a start that nobody has received is a
 start, each proposal that may have started needs its majority, and all that are here promise before a proposal. Tests of
-`succession` have these histories (`tests/unit/test_coordination.py`).
+`founding` have these histories (`tests/unit/test_coordination.py`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import inspect
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from elastic_run.core.job import coordination, discovery, membership, node_changes, round_steps, succession
-from elastic_run.core.job.succession import LEASE, MAJORITY
+from elastic_run.core.job import coordination, coordinator_search, founding, membership, node_changes, round_forming
+from elastic_run.core.job.founding import LEASE, MAJORITY
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -46,14 +46,14 @@ class Mutant(NamedTuple):
 
 MUTANTS = {
     "the last round is forgotten when those that know of it are away": Mutant(
-        succession, "_list_started", "if job.round is not None:", "if False:", MAJORITY
+        founding, "_list_started", "if job.round is not None:", "if False:", MAJORITY
     ),
     "proposals that may have started are forgotten": Mutant(
-        succession, "find_possible", "return tuple(sorted(", "return ()\n    return tuple(sorted("
+        founding, "find_possible", "return tuple(sorted(", "return ()\n    return tuple(sorted("
     ),
-    "half of the seats are enough": Mutant(succession, "_has_majority", "2 * count > seats", "2 * count >= seats"),
+    "half of the seats are enough": Mutant(founding, "_has_majority", "2 * count > seats", "2 * count >= seats"),
     "each dead seat is void": Mutant(
-        succession,
+        founding,
         "_count_seats",
         "return one.size - is_void",
         "return one.size - is_void - (one.size - sum(state.has_seat(one) for state in _list_heard(job))) // 2",
@@ -65,16 +65,16 @@ MUTANTS = {
         "if node.is_member and not has_started:\n        node = replace(node, outcome=outcomes.STOPPED)",
     ),
     "a round starts before all have accepted it": Mutant(
-        round_steps, "_gather", "is_accepted = all(", "is_accepted = any("
+        round_forming, "_gather", "is_accepted = all(", "is_accepted = any("
     ),
     "any proposal may have started": Mutant(
-        succession, "_may_have_started", "members = frozenset(proposal.members)", "members = frozenset()"
+        founding, "_may_have_started", "members = frozenset(proposal.members)", "members = frozenset()"
     ),
     "no proof of a dead coordinator counts": Mutant(
-        succession, "_count_seats", "return one.size - is_void", "return one.size"
+        founding, "_count_seats", "return one.size - is_void", "return one.size"
     ),
     "a coordinator starts rounds after its lease": Mutant(
-        round_steps, "_gather", "if is_accepted and now < job.lease_until:", "if is_accepted:"
+        round_forming, "_gather", "if is_accepted and now < job.lease_until:", "if is_accepted:"
     ),
     "a coordinator goes on when another node holds the lease": Mutant(
         coordination, "decide", "after = replace(after, is_over=True, successor=event.to)", "pass"
@@ -83,13 +83,16 @@ MUTANTS = {
         coordination, "decide", "if event.term <= after.promise.term", "if True"
     ),
     "a holder of a lease founds at once": Mutant(
-        discovery, "_may_found", "is_sure = is_first and not knows", "is_sure = is_first", LEASE
+        coordinator_search, "_may_found", "is_sure = is_first and not knows", "is_sure = is_first", LEASE
     ),
     "a candidate founds beside a job that another endpoint knows": Mutant(
-        discovery, "_may_found", "if knows not in ([], [LEASE_STORE]):", "if False:", MAJORITY
+        coordinator_search, "_may_found", "if knows not in ([], [LEASE_STORE]):", "if False:", MAJORITY
     ),
     "the end of a connection alone proves death": Mutant(
-        discovery, "_read", 'is_gone = answer.role == REFUSES or answer.node not in ("", node)', "is_gone = True"
+        coordinator_search,
+        "_read",
+        'is_gone = answer.role == REFUSES or answer.node not in ("", node)',
+        "is_gone = True",
     ),
     "a node keeps no older proposal": Mutant(
         membership, "_accept", "accepted=(*kept, (proposal, place))", "accepted=((proposal, place),)"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elastic_run.core.job import membership
 from elastic_run.core.job.documents import IDLE
+from elastic_run.core.job.founding import LEASE, MAJORITY, ONLY_ONE, list_dead
 from elastic_run.core.job.state import HALTING, RUNNING, WARNED
-from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE, list_dead
 from tests.coordination.lease_store import TIME_TO_LIVE
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ import random
 from typing import TYPE_CHECKING
 
 from elastic_run.core.job import coordination as coordinating
-from elastic_run.core.job import discovery as discovering
+from elastic_run.core.job import coordinator_search as discovering
 from elastic_run.core.job.config import JobConfig
-from elastic_run.core.job.discovery import LEASE_STORE, REFUSES, Answer
+from elastic_run.core.job.coordinator_search import LEASE_STORE, REFUSES, Answer
 from elastic_run.core.job.documents import RUNS, NodeState, Order, Round
+from elastic_run.core.job.founding import LEASE, MAJORITY, ONLY_ONE
 from elastic_run.core.job.membership import CutOff, OrderRead
 from elastic_run.core.job.state import BROKEN, ENDED, SILENT, Closed, Job, Said
-from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from tests.coordination.agent import Agent
 from tests.coordination.lease_store import TIME_TO_LIVE, LeaseStore
@@ -62,7 +62,7 @@ class World:
 
     Args:
         seed: Where every choice comes from.
-        choice: How a coordinator is chosen, a word of `succession`; None for one by the seed.
+        choice: How a coordinator is chosen, a word of `founding`; None for one by the seed.
     """
 
     def __init__(self, seed: int, choice: str | None = None) -> None:

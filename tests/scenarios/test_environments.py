@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from elastic_run.cli import config
+from elastic_run.cli import make_config as config
 from elastic_run.run import run_command
 
 FILES = sorted((Path(__file__).parent / "environments").glob("*.txt"))
@@ -36,7 +36,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
     (tmp_path / "job.toml").write_text('nnodes = 2\nmax-restarts = 3\nrole = "trainer"\n', encoding="utf-8")
     for name in list(os.environ):
         monkeypatch.delenv(name)
-    monkeypatch.setattr("elastic_run.cli.config.own_interpreter", lambda: _PYTHON)
+    monkeypatch.setattr("elastic_run.cli.make_config.own_interpreter", lambda: _PYTHON)
     monkeypatch.setattr("elastic_run.rendezvous.addresses.find_outward_address", lambda: "10.0.0.7")
     monkeypatch.setattr("elastic_run.store.worker_store.choose_loopback", lambda: ("localhost", ()))
     monkeypatch.setattr("os.isatty", lambda _: False)

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.documents import NodeInfo, Promise, StoreAddress
 from elastic_run.core.job.exclusion import judge, note_incident
+from elastic_run.core.job.founding import ONLY_ONE
 from elastic_run.core.job.restart_policy import Failure
 from elastic_run.core.job.state import Job, Node, Root, Seat
-from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.records import replace
 
 HOUR = 3600.0

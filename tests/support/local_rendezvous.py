@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from elastic_run.core.job.discovery import COORDINATES
+from elastic_run.core.job.coordinator_search import COORDINATES
 from elastic_run.rendezvous.coordination.opening import Credentials, Hello, ask
 from elastic_run.store.errors import StoreConnectionError
 from tests.support.sessions import free_port

@@ -8,9 +8,9 @@ from elastic_run.core.job import coordination as coordinating
 from elastic_run.core.job import membership
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.documents import NodeInfo, Promise, RoundEnd, StoreAddress
+from elastic_run.core.job.founding import MAJORITY, ONLY_ONE
 from elastic_run.core.job.membership import Member, OrderRead, WorkersGone
 from elastic_run.core.job.state import ENDED, Closed, Job, MayFound, Said
-from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class SmallJob:
     """A job whose first node coordinates.
 
     Args:
-        choice: How a coordinator is chosen, a word of `succession`.
+        choice: How a coordinator is chosen, a word of `founding`.
         config: The job's configuration.
         term: The coordinator's term.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from elastic_run.multiprocessing.output.console import Stream
+from elastic_run.multiprocessing.output.console_lines import Lines, PassThrough
 from elastic_run.multiprocessing.output.sink import Sink
-from elastic_run.multiprocessing.output.sources import Lines, PassThrough
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from elastic_run.cli import config
+from elastic_run.cli import make_config as config
 from elastic_run.run import parse_args
 from elastic_run.schedulers.slurm import Step, StepError, find_step
 from tests.support.slurm_variables import HOST, ONE_NODE, PLACE, PORT, STEP, TASKS_PER_NODE, complete_from_cluster

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from elastic_run.cli import config
+from elastic_run.cli import make_config as config
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.request import _OF_SCHEDULERS

@@ -9,7 +9,7 @@ from elastic_run.core.job import membership
 from elastic_run.core.job.codec import MessageError, encode, from_document, to_message
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.coordination import LARGEST_MEMORY, write_memory
-from elastic_run.core.job.discovery import (
+from elastic_run.core.job.coordinator_search import (
     KNOWS_NOTHING,
     KNOWS_ROUND,
     RUNS_ROUND,
@@ -27,6 +27,7 @@ from elastic_run.core.job.documents import (
     RoundEnd,
     StoreAddress,
 )
+from elastic_run.core.job.founding import LEASE, MAJORITY, describe_majority, find_base, list_needed, may_form
 from elastic_run.core.job.membership import (
     CutOff,
     Ended,
@@ -53,7 +54,6 @@ from elastic_run.core.job.state import (
     Said,
     StepDown,
 )
-from elastic_run.core.job.succession import LEASE, MAJORITY, describe_majority, find_base, list_needed, may_form
 from elastic_run.records import replace
 from tests.support.small_job import SmallJob
 

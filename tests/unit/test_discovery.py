@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.job import discovery as discovering
-from elastic_run.core.job.discovery import (
+from elastic_run.core.job import coordinator_search as discovering
+from elastic_run.core.job.coordinator_search import (
     COORDINATES,
     FIRST_RETRY,
     FOLLOWS,
@@ -30,7 +30,7 @@ from elastic_run.core.job.state import BROKEN, ENDED, SILENT, MayFound, StepDown
 from elastic_run.records import replace
 
 if TYPE_CHECKING:
-    from elastic_run.core.job.discovery import Action, Fact
+    from elastic_run.core.job.coordinator_search import Action, Fact
 
 _LEASE = 6.0
 

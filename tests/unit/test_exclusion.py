@@ -10,10 +10,10 @@ from elastic_run.core.job.config import Window
 from elastic_run.core.job.coordination import take_memory, write_memory
 from elastic_run.core.job.documents import Promise, Round
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
+from elastic_run.core.job.founding import ONLY_ONE
 from elastic_run.core.job.membership import Leaving, Refused, WorkersFailing
 from elastic_run.core.job.restart_policy import Failure
 from elastic_run.core.job.state import Job, Root
-from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.records import replace
 from tests.support.small_job import SmallJob
 

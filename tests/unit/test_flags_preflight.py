@@ -12,7 +12,7 @@ import pytest
 from elastic_run import contract
 from elastic_run import launch as legacy
 from elastic_run.cli.checks import check_request, find_notices
-from elastic_run.cli.config import make_config
+from elastic_run.cli.make_config import make_config
 from elastic_run.cli.request import choose_rendezvous, get_use_env, read_request
 from elastic_run.multiprocessing.process.interpreter import make_run_path_code
 from elastic_run.notices import UsageError

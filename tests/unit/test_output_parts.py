@@ -14,8 +14,8 @@ import pytest
 from elastic_run import contract
 from elastic_run.agent.driver.worker_readings import find_output
 from elastic_run.core.failure.traceback_text import parse_exception
+from elastic_run.multiprocessing.output.console_lines import FilteredCopy, Lines
 from elastic_run.multiprocessing.output.sink import CautiousSink, LogFile
-from elastic_run.multiprocessing.output.sources import FilteredCopy, Lines
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
 from elastic_run.multiprocessing.output.wiring import open_log
 from tests.support.stream_bench import Bench

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from elastic_run.multiprocessing.output.console import QUEUE_LIMIT, Source
+from elastic_run.multiprocessing.output.console_lines import InterruptFold, PassThrough
 from elastic_run.multiprocessing.output.sink import Backlog, LogFile
-from elastic_run.multiprocessing.output.sources import InterruptFold, PassThrough
 from elastic_run.multiprocessing.output.wiring import open_log
 from tests.support.stream_bench import Bench
 
@@ -245,7 +245,9 @@ class Logged(LogFile):
 @pytest.mark.parametrize("seed", range(40))
 def test_any_interleaving(bench: Bench, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever writes when, however slow the reader: every tee'd line is whole, each byte comes once and in order."""
-    monkeypatch.setattr("elastic_run.multiprocessing.output.sources._SILENCE", 60.0)  # nobody is silent for so long
+    monkeypatch.setattr(
+        "elastic_run.multiprocessing.output.console_lines._SILENCE", 60.0
+    )  # nobody is silent for so long
     chance = random.Random(seed)  # noqa: S311 - not a secret
     tees = {name: bench.lines(b"[%s]:" % name, limit=50) for name in (b"A", b"B", b"C")}
     logs = {name: Logged(tmp_path / "log", chance) for name in (b"D", b"E", b"F")}

@@ -13,7 +13,7 @@ from elastic_run.core.failure.root_cause import BARE_END, OomKills
 from elastic_run.core.job.codec import encode
 from elastic_run.core.job.documents import RoundEnd
 from elastic_run.core.job.restart_policy import Failure
-from elastic_run.core.job.round_policy import REMEMBERED_BYTES, read_report, remember
+from elastic_run.core.job.round_ending import REMEMBERED_BYTES, read_report, remember
 from elastic_run.core.job.state import REMEMBERED
 from elastic_run.report.closing_report import render
 from elastic_run.report.failure_documents import (

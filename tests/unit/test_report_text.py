@@ -10,7 +10,7 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.core.failure.root_cause import ExceptionText
-from elastic_run.report.failure_sections import trace_lines
+from elastic_run.report.closing_report_sections import trace_lines
 from elastic_run.report.text import (
     columns,
     elide,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic_run.cli import cluster_values, request
-from elastic_run.cli.config import make_config
+from elastic_run.cli.make_config import make_config
 from elastic_run.run import parse_args, run_command
 from elastic_run.schedulers import slurm_variables as running_step
 from elastic_run.schedulers.slurm import find_step, is_left_over

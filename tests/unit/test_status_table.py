@@ -9,11 +9,11 @@ import pytest
 from elastic_run.core.job.config import Window
 from elastic_run.core.job.coordination import list_left_out
 from elastic_run.core.job.documents import Promise
+from elastic_run.core.job.founding import ONLY_ONE
 from elastic_run.core.job.membership import Leaving
 from elastic_run.core.job.node_status import DRAIN, STACKS, STATUS, count_members, is_sound, kind_of
 from elastic_run.core.job.restart_policy import UNHEALTHY
 from elastic_run.core.job.state import Job
-from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.report.status_table import find_left_out, find_marks, render_status
 from elastic_run.report.text import columns
 from tests.unit.test_exclusion import Play

@@ -11,7 +11,7 @@ import pytest
 
 from elastic_run.agent.driver.context import AgentOptions
 from elastic_run.agent.driver.supervisor import Supervisor
-from elastic_run.cli.config import make_config
+from elastic_run.cli.make_config import make_config
 from elastic_run.cli.request import read_request
 from elastic_run.contract import ENV_STOP_TIME
 from elastic_run.core.job.config import JobConfig, NodeConfig

@@ -115,7 +115,7 @@ _TYPES = frozenset(
 _OTHER_SIZE = "Received data size doesn't match expected size"
 #: What NCCL says of the same, where it goes through sockets. It calls that an invalid usage.
 _TRUNCATED = "message truncated : receiving"
-#: Texts of a lost or late peer. The hints for them stand in report/failure_rules.toml.
+#: Texts of a lost or late peer. The hints for them stand in report/failure_hints.toml.
 _LOST_PEER = (
     r"(?i)connection (?:was )?(?:likely )?(?:closed|reset|refused|aborted)"
     r"|broken pipe"

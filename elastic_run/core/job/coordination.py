@@ -8,7 +8,7 @@ A round
 - A proposal starts when all its members have accepted it. It is abandoned when one of them is away; the next one has a
   higher number.
 - The round has started when the first `start` is sent, whatever arrives. A node starts workers on `start` alone.
-- A coordinator that takes over adopts the newest round that has surely started (`succession`), and waits two leases for
+- A coordinator that takes over adopts the newest round that has surely started (`founding`), and waits two leases for
   its members. If all of them come, the round runs on.
 
 Nodes
@@ -31,17 +31,18 @@ from elastic_run.core.job import documents
 from elastic_run.core.job.codec import encode, to_message
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.documents import IDLE, JobMemory, NodeState, Order, Promise, WaitStatus
+from elastic_run.core.job.founding import LEASE, ONLY_ONE, describe_majority, find_base, list_dead
 from elastic_run.core.job.node_changes import NodeChanges, describe_misfit
 from elastic_run.core.job.ranks import counts_at, describe_missing_ranks, find_disputes
 from elastic_run.core.job.restart_policy import UNHEALTHY
-from elastic_run.core.job.round_policy import (
+from elastic_run.core.job.round_ending import (
     awaited_until,
     describe_lost,
     describe_refused,
     list_present,
     scale_up_at,
 )
-from elastic_run.core.job.round_steps import PATIENCE, advance, last_call_ends
+from elastic_run.core.job.round_forming import PATIENCE, advance, last_call_ends
 from elastic_run.core.job.state import (
     ACTIVE,
     BROKEN,
@@ -61,7 +62,6 @@ from elastic_run.core.job.state import (
     Said,
     StepDown,
 )
-from elastic_run.core.job.succession import LEASE, ONLY_ONE, describe_majority, find_base, list_dead
 from elastic_run.records import replace
 
 TYPE_CHECKING = False

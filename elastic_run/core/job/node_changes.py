@@ -13,7 +13,7 @@ from elastic_run.core.job import restart_policy as outcomes
 from elastic_run.core.job.config import describe_difference
 from elastic_run.core.job.documents import IDLE, MOST_ERRORS, MOST_STUCK
 from elastic_run.core.job.exclusion import find_exclusion
-from elastic_run.core.job.round_policy import name_host, read_report
+from elastic_run.core.job.round_ending import name_host, read_report
 from elastic_run.core.job.state import (
     ACTIVE,
     BROKEN,

@@ -194,7 +194,7 @@ class Job:
     """What a coordinator knows of its job, and has decided."""
 
     promise: Promise  # Its own term and node
-    choice: str  # How a coordinator is chosen, a word of `succession`
+    choice: str  # How a coordinator is chosen, a word of `founding`
     since: float  # When the phase began
     phase: str = GATHERING
     config: JobConfig | None = None  # The first joiner's, None before
@@ -206,7 +206,7 @@ class Job:
     ended: Mapping[str, NodeState] = field(default_factory=_empty)  # The last states of those that ended in its hands
     away: Mapping[str, float] = field(default_factory=_empty)  # When connections of nodes broke that may come back
 
-    # Who may go on; see `succession`.
+    # Who may go on; see `founding`.
     #: The rounds whose `start` this agent has sent, as a coordinator in whatever term
     started_by: tuple[Round, ...] = ()
     dead: str = ""  # The coordinator before, if it is surely dead

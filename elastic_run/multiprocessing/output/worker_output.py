@@ -2,7 +2,7 @@
 
 `Wiring` has connected and opened each stream; the objects here read and close the launcher's ends. The way of a byte:
 `Channel` reads it from its pipe, writes it to the log file, gives it to the tail for the report, and then to a source
-of the console (`sources`), which shows it when it is the source's turn (`console`).
+of the console (`console_lines`), which shows it when it is the source's turn (`console`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 import select
 import sys
 
+from elastic_run.multiprocessing.output.console_lines import FilteredCopy, InterruptFold, Lines, PassThrough
 from elastic_run.multiprocessing.output.logs import is_log
 from elastic_run.multiprocessing.output.sink import Backlog, LogFile
-from elastic_run.multiprocessing.output.sources import FilteredCopy, InterruptFold, Lines, PassThrough
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
 from elastic_run.multiprocessing.output.wiring import (
     CAPTURED,

@@ -17,11 +17,11 @@ import time
 from elastic_run.core.job import coordination as rules
 from elastic_run.core.job.codec import MessageError, encode, from_document, to_message
 from elastic_run.core.job.coordination import describe_wait, list_left_out, make_order
-from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES, compute_standing
+from elastic_run.core.job.coordinator_search import COORDINATES, FOLLOWS, SEARCHES, compute_standing
 from elastic_run.core.job.documents import GATHER, NodeState, Order, Promise
-from elastic_run.core.job.round_policy import end_job
+from elastic_run.core.job.founding import LEASE
+from elastic_run.core.job.round_ending import end_job
 from elastic_run.core.job.state import BROKEN, Closed, Said, StepDown
-from elastic_run.core.job.succession import LEASE
 from elastic_run.loop import Loop
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.link import Link
@@ -60,8 +60,8 @@ class Coordinator:
     """One agent's port, and its job while it coordinates.
 
     The workers' store may be at the same port (`serves_workers`); it is emptied before each round. `call` makes a call
-    in the loop of this agent's node: of `on_standing`, with the job's standing (`core.job.discovery`) when that has
-    changed, and of `on_event`, with a line for the user, or if the thread has ended by a defect.
+    in the loop of this agent's node: of `on_standing`, with the job's standing (`core.job.coordinator_search`) when
+    it has changed, and of `on_event`, with a line for the user, or if the thread has ended by a defect.
     """
 
     def __init__(

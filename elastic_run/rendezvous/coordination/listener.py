@@ -17,7 +17,7 @@ import os
 import socket
 
 from elastic_run.core.job.codec import LARGEST, MessageError, to_message
-from elastic_run.core.job.discovery import COORDINATES
+from elastic_run.core.job.coordinator_search import COORDINATES
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.link import LARGEST_OPENING, NAME, PREAMBLE, Link
 from elastic_run.rendezvous.coordination.opening import (

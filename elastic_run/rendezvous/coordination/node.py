@@ -18,6 +18,7 @@ from elastic_run import __version__
 from elastic_run.core.job import membership
 from elastic_run.core.job.codec import MessageError, encode, from_document, to_message
 from elastic_run.core.job.documents import IDLE, RUNS, Order, RoundEnd, WaitStatus
+from elastic_run.core.job.founding import ONLY_ONE
 from elastic_run.core.job.membership import (
     CutOff,
     Ended,
@@ -33,7 +34,6 @@ from elastic_run.core.job.membership import (
 )
 from elastic_run.core.job.restart_policy import STOPPED, UNREACHABLE
 from elastic_run.core.job.state import BROKEN, SILENT
-from elastic_run.core.job.succession import ONLY_ONE
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_listening, find_trouble
 from elastic_run.rendezvous.coordination.link import Link

@@ -1,7 +1,7 @@
 """How a node comes to an agent's port: what both sides say before the first document.
 
-- The node says which job it belongs to, and who it is. The agent answers as `core.job.discovery` has it: it coordinates
-  the job, follows another agent, or searches; or this node has no place there (`REFUSED`).
+- The node says which job it belongs to, and who it is. The agent answers as `core.job.coordinator_search` has it: it
+  coordinates the job, follows another agent, or searches; or this node has no place there (`REFUSED`).
 - With a token both sides prove that they know it: the agent in its answer, the node in front of its first document. A
   proof is an HMAC-SHA256 over the role and both nonces. Both nonces are new for each connection, so a recorded proof is
   worth nothing on another one. The role is signed, so the agent's proof can't be sent back as the node's. The key is
@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 
 from elastic_run.core.job.codec import MessageError, from_document, to_message
-from elastic_run.core.job.discovery import COORDINATES, FOLLOWS, SEARCHES
+from elastic_run.core.job.coordinator_search import COORDINATES, FOLLOWS, SEARCHES
 from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.coordination.link import (
     LARGEST_OPENING,
@@ -68,7 +68,7 @@ class Hello:
 class Answer:
     """What an agent answers."""
 
-    role: str  # a word of `core.job.discovery`, or `REFUSED`
+    role: str  # a word of `core.job.coordinator_search`, or `REFUSED`
     node: str = ""
     standing: int = 0  # see `core.job.discovery.Answer`
     term: int = 0  # of the coordinator: a node that joins promises to follow it

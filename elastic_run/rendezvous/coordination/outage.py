@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 
-from elastic_run.core.job.succession import ONLY_ONE
+from elastic_run.core.job.founding import ONLY_ONE
 from elastic_run.rendezvous.events import Lost, Notice, Waiting
 from elastic_run.report.waiting import FIRST, LIVE_INTERVAL, Repetition, describe_trouble, trouble_texts
 from elastic_run.store.errors import REFUSED, SILENT, UNRESOLVED

@@ -16,9 +16,9 @@ import time
 from contextlib import suppress
 
 from elastic_run.contract import NO_RUN_ID
-from elastic_run.core.job import discovery
+from elastic_run.core.job import coordinator_search as discovery
+from elastic_run.core.job.founding import LEASE, MAJORITY, ONLY_ONE
 from elastic_run.core.job.state import LEASE_SHARE, LeaseRenewed, StepDown
-from elastic_run.core.job.succession import LEASE, MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import (
     find_listening,
@@ -61,7 +61,7 @@ class Place:
     Attributes:
         names: The endpoints as users write them, or `LEASE_STORE` alone.
         name: The first endpoint, or the lease's store as the user wrote it, for messages.
-        choice: How a coordinator is chosen, a word of `core.job.succession`.
+        choice: How a coordinator is chosen, a word of `core.job.founding`.
         own: The endpoint that this agent serves, as `names` has it; "" for none.
         port: The port that it serves, 0 for none.
         is_undecided: Whether it may have to serve one yet: a name has no address, or the port was refused.

@@ -1,4 +1,4 @@
-"""Finds the coordinator of a job for one agent, or becomes it: `core.job.discovery` says what to do, this does it.
+"""Finds the coordinator of a job, or becomes it: `core.job.coordinator_search` says what to do, and this does it.
 
 - What takes time (a connection, the lease's store) happens in a thread that ends with it; one question at a time.
 - This agent's port is open from its start where it serves an endpoint, so that it can say whom it follows.
@@ -12,11 +12,11 @@ import threading
 import time
 from contextlib import suppress
 
-from elastic_run.core.job import discovery as discovering
+from elastic_run.core.job import coordinator_search as discovering
 from elastic_run.core.job.documents import Promise
+from elastic_run.core.job.founding import MAJORITY, ONLY_ONE
 from elastic_run.core.job.membership import Refused
 from elastic_run.core.job.state import BROKEN, SILENT, Job, MayFound, StepDown
-from elastic_run.core.job.succession import MAJORITY, ONLY_ONE
 from elastic_run.records import replace
 from elastic_run.rendezvous.coordination.coordinator import Coordinator
 from elastic_run.rendezvous.coordination.link import MESSAGE, PARTING, encode_frame
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeAlias
 
     from elastic_run.core.job.config import JobConfig
-    from elastic_run.core.job.discovery import Action, Discovery, Fact
+    from elastic_run.core.job.coordinator_search import Action, Discovery, Fact
     from elastic_run.core.job.membership import Member
     from elastic_run.loop import Loop, Timer
     from elastic_run.rendezvous.coordination.opening import Hello, Identity

@@ -2,7 +2,7 @@
 
 - A round forms at once when the maximum of nodes is there, or every surviving member of the last round. Only a first
   round of fewer nodes waits for the last call.
-- `succession` says whether the nodes that are here may be a round. Without that, nobody may say so for two leases, and
+- `founding` says whether the nodes that are here may be a round. Without that, nobody may say so for two leases, and
   then the nodes look for another coordinator.
 - Tensors and collectives of two versions of torch may not fit together, so an assignment also says whether the members
   have different versions.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from elastic_run.core.job.documents import Assignment, Proposal, Round, shorten
+from elastic_run.core.job.founding import MAJORITY, describe_majority, find_base, list_needed, may_form
 from elastic_run.core.job.node_changes import NodeChanges, forget_place
 from elastic_run.core.job.ranks import (
     assign_group_ranks,
@@ -21,7 +22,7 @@ from elastic_run.core.job.ranks import (
     describe_dispute,
     find_disputes,
 )
-from elastic_run.core.job.round_policy import (
+from elastic_run.core.job.round_ending import (
     awaited_until,
     clear_round,
     conclude,
@@ -33,7 +34,6 @@ from elastic_run.core.job.round_policy import (
 )
 from elastic_run.core.job.short_lists import fold_hosts, list_hosts
 from elastic_run.core.job.state import GATHERING, HALTING, OVER, PAUSING, RUNNING, Job, Node, Proposed, Seat
-from elastic_run.core.job.succession import MAJORITY, describe_majority, find_base, list_needed, may_form
 from elastic_run.records import replace
 
 TYPE_CHECKING = False

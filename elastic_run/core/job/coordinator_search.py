@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from elastic_run.core.job.round_steps import PATIENCE
+from elastic_run.core.job.round_forming import PATIENCE
 from elastic_run.core.job.state import BROKEN, ENDED, SILENT, MayFound, StepDown
 from elastic_run.records import dataclass, field, replace
 
