@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from elastic_run.cli.request import Request
 
@@ -384,7 +384,7 @@ def find_notices(request: Request, environ: Mapping[str, str]) -> list[str]:
     if args.requeue is not None and ("SLURM_JOB_ID" not in environ or request.has_left_slurm):
         notices.append("--requeue: has no effect outside of a Slurm job")
     notices += compare_with_gpus(str(args.nproc_per_node), environ)
-    notices += _misplaced_flags(args)
+    notices += [*_misplaced_flags(args), *_tracer_notices()]
     if hasattr(args, "use_env") and "ignore" not in sys.warnoptions:
         notices.append(
             "python -m elastic_run.launch is deprecated: use elastic-run, which sets the variable LOCAL_RANK and adds "
@@ -446,3 +446,13 @@ def _misplaced_flags(args: Namespace) -> list[str]:
     ]
     names = ", ".join(found)
     return [f"{names}: behind the script, so the script gets it: flags of elastic-run come before"] if found else []
+
+
+def _tracer_notices() -> list[str]:
+    """Say that a tracer which follows child processes by replacing `subprocess.Popen.__init__` sees no worker."""
+    subprocess: Any = sys.modules.get("subprocess")
+    # The globals tell: a wrapper may have copied all other attributes of the original.
+    if subprocess is None or getattr(subprocess.Popen.__init__, "__globals__", None) is vars(subprocess):
+        return []
+    told = "subprocess.Popen is replaced in this process, as tracers do (viztracer), but workers start without it"
+    return [f"{told}; to trace them: elastic-run --no-python viztracer -o '${{local_rank}}.json' SCRIPT"]

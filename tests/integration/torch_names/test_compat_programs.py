@@ -259,3 +259,31 @@ def test_a_child_of_the_program_around_it(launch: Launch, worker: Worker, tmp_pa
     job = launch("--standalone", worker("sys.exit(3)"), program=(sys.executable, str(program)))
     assert job.wait_exit() == 3, job.stderr
     assert int(job.stdout.partition("ticks ")[2]) >= 1
+
+
+_TRACERS = {
+    "method": """
+begin = subprocess.Popen.__init__
+@functools.wraps(begin)
+def traced(self, *args, **options):
+    begin(self, *args, **options)
+subprocess.Popen.__init__ = traced
+""",
+    "class": """
+class Traced(subprocess.Popen):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+subprocess.Popen = Traced
+""",
+}
+
+
+@pytest.mark.parametrize("kind", ["method", "class"])
+def test_a_tracer_that_wraps_popen(launch: Launch, worker: Worker, tmp_path: Path, kind: str) -> None:
+    """The user of a tracer that follows `subprocess.Popen` (viztracer) reads that it sees no worker, and what does."""
+    program = tmp_path / "tracer.py"
+    start = "runpy.run_module('elastic_run', run_name='__main__', alter_sys=True)\n"
+    program.write_text(f"import functools, runpy, subprocess\n{_TRACERS[kind]}{start}", encoding="utf-8")
+    job = launch("--standalone", worker("say('done')\n"), program=(sys.executable, str(program)))
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stderr.count("workers start without it; to trace them: elastic-run --no-python viztracer") == 1
