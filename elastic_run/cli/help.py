@@ -12,7 +12,7 @@ import sys
 import textwrap
 
 from elastic_run import contract
-from elastic_run.cli.commands import COMMANDS, CommandParser, run
+from elastic_run.cli.commands import COMMANDS, CommandParser, make_parser, run
 from elastic_run.cli.flags import FLAGS
 from elastic_run.core.job.config import Window
 from elastic_run.notices import UsageError, print_text
@@ -163,10 +163,31 @@ def _render_section(flag: Flag) -> str:
 
 #: Forms of values that shtab completes, and its name of the completion.
 _PATHS = {"FILE": "FILE", "PATH": "FILE", "DIR": "DIRECTORY", "LOGDIR": "DIRECTORY"}
+#: Files beside the commands, and wherever shtab has nothing.
+_WITH_FILES = {
+    "bash": "{prefix}_pos_0_COMPGEN=_shtab_compgen_files",
+    "zsh": """\
+functions[{prefix}_shtab]=$functions[{prefix}]
+{prefix}() {{
+  {prefix}_shtab "$@"
+  (( compstate[nmatches] )) || _files
+}}
+functions[{prefix}_names]=$functions[{prefix}_commands]
+{prefix}_commands() {{
+  {prefix}_names
+  _files
+}}""",
+}
+#: shtab's last rule for tcsh, by which no other word has a completion, and ours.
+_NOTHING, _FILES = "'p/*/()/'", "'p/*/f/'"
 
 
 def render_completion(shell: str, flags: Iterable[argparse.Action]) -> str:
-    """Return the script with which a shell completes the command line, made by shtab from an argparse parser."""
+    """Return the script with which a shell completes the command line, made by shtab from an argparse parser.
+
+    The first word may also be a script. shtab knows no such grammar, and completes the commands alone, so some lines
+    of each shell add the names of files.
+    """
     try:
         import shtab
     except ImportError:
@@ -180,13 +201,15 @@ def render_completion(shell: str, flags: Iterable[argparse.Action]) -> str:
     parser = argparse.ArgumentParser(program, add_help=False)
     for flag in flags:
         parser._add_action(_complete(flag))  # noqa: SLF001 - add_argument makes new ones
-    # The first word may be a script or a command. shtab has no word of two kinds: in bash a line of ours adds files.
-    is_bash = shell == "bash"
-    first = parser.add_argument("script", choices=[*COMMANDS] if is_bash and not is_torchrun else None)
-    files = "" if is_torchrun else "_shtab_elastic_run_pos_0_COMPGEN=_shtab_compgen_files"
-    for word in (parser.add_argument("arguments", nargs="*"), *([] if first.choices else [first])):
-        word.complete = shtab.FILE  # type: ignore[attr-defined] # where shtab reads it
-    return f"{shtab.complete(parser, shell, preamble=files if is_bash else '')}\n"
+    if not is_torchrun:
+        places = parser.add_subparsers()
+        for name, text in COMMANDS.items():
+            own = make_parser(name)
+            for action in own._actions:  # noqa: SLF001 - argparse has no other way to list them
+                _complete(action)
+            places.add_parser(name, help=text, parents=[own], add_help=False)
+    preamble = _WITH_FILES.get(shell, "").format(prefix="_shtab_" + re.sub(r"\W", "_", program))
+    return f"{shtab.complete(parser, shell, preamble=preamble).replace(_NOTHING, _FILES)}\n"
 
 
 def _complete(action: argparse.Action) -> argparse.Action:
@@ -210,11 +233,16 @@ def _complete(action: argparse.Action) -> argparse.Action:
 # --- elastic-run help ------------------------------------------------------------------------------------------------
 
 
-def run_help(words: Sequence[str]) -> int:
-    """Print the commands and the most used flags, or the help of one command."""
+def make_help_parser() -> CommandParser:
+    """Make the parser of its arguments."""
     parser = CommandParser("help")
     parser.add_argument("command", nargs="?", choices=[*COMMANDS], metavar="COMMAND", help="one of the commands")
-    command = parser.parse_args(words).command
+    return parser
+
+
+def run_help(words: Sequence[str]) -> int:
+    """Print the commands and the most used flags, or the help of one command."""
+    command = make_help_parser().parse_args(words).command
     if command is not None:
         return run([command, "--help"])
     print_text(_render_short(render_commands(), FLAGS, is_first=True))

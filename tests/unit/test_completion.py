@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run.cli.commands import COMMANDS
 from elastic_run.cli.flags import FLAGS
 from elastic_run.run import main, run_command
 
@@ -43,12 +44,13 @@ def print_script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("--nproc-per-node g", "gpu"),
         ("--failure-rules te", "test.toml"),
         ("--log-dir d", "data"),
-        ("logs tra", "train.py"),
+        ("logs --f", "--follow"),
+        ("help sto", "stop"),
         ("report d", "data"),
     ],
 )
 def test_bash_completes(words: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bash completes flags and their values, commands, and names of files."""
+    """Bash completes flags and their values, commands and their arguments, and names of files."""
     for name in ("train.py", "test.toml"):
         (tmp_path / name).touch()
     (tmp_path / "data").mkdir()
@@ -59,11 +61,11 @@ def test_bash_completes(words: str, expected: str, tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_a_script_has_all_flags(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The script of each shell has every spelling of every flag."""
+def test_a_script_has_all_flags_and_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The script of each shell has every spelling of every flag, and every command with its own flags."""
     script = print_script(shell, capsys)
     spellings = {spelling.lstrip("-") for flag in FLAGS for spelling in flag.spellings}
-    assert not [word for word in spellings if word not in script]
+    assert not [word for word in (*spellings, *COMMANDS, "native", "follow") if word not in script]
 
 
 def test_torchruns_name_is_completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,8 @@
 """The commands beside the start of a job, such as ``elastic-run status``, and what they share.
 
 The first word of a command line is a command if `COMMANDS` has it; a script of that name is started with ``./`` before
-its name. For each command NAME, a module has ``run_NAME(words)``, which returns the exit code or raises UsageError for
-a mistake of the user.
+its name. For each command NAME, a module has ``make_NAME_parser()``, the parser of its arguments, and
+``run_NAME(words)``, which returns the exit code or raises UsageError for a mistake of the user.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from elastic_run.notices import UsageError, print_text, say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import ModuleType
     from typing import NoReturn
 
 #: Each command with its one line of help.
@@ -70,10 +71,19 @@ def run(words: Sequence[str]) -> int:
     if sys.stdout is None:  # closed by whoever started us: nobody reads it
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until this process ends
     try:
-        module = import_module(f"elastic_run.cli.{_MODULES.get(name, f'commands.{name}')}")
-        return int(getattr(module, f"run_{name}")(arguments))
+        return int(getattr(_import_module(name), f"run_{name}")(arguments))
     except UsageError as error:
         say(f"error: {name}: {error}")
         return contract.EXIT_USAGE
     except KeyboardInterrupt:
         return contract.EXIT_SIGNAL_BASE + 2
+
+
+def make_parser(name: str) -> argparse.ArgumentParser:
+    """Make the parser of a command's arguments."""
+    parser: argparse.ArgumentParser = getattr(_import_module(name), f"make_{name}_parser")()
+    return parser
+
+
+def _import_module(name: str) -> ModuleType:
+    return import_module(f"elastic_run.cli.{_MODULES.get(name, f'commands.{name}')}")

@@ -69,7 +69,8 @@ def collect_facts() -> dict[str, str]:
     }
 
 
-def _parse(words: Sequence[str]) -> Namespace:
+def make_doctor_parser() -> CommandParser:
+    """Make the parser of its arguments."""
     parser = CommandParser("doctor")
     parser.add_argument("--rdzv-endpoint", "--rdzv_endpoint", default="", metavar="HOST:PORT", help=_ENDPOINT)
     parser.add_argument("--nnodes", metavar="N", help=_NODES)
@@ -77,7 +78,11 @@ def _parse(words: Sequence[str]) -> Namespace:
     parser.add_argument("--log-dir", "--log_dir", default="", metavar="DIR", help=_LOG_DIR)
     parser.add_argument("--keep-state", "--keep_state", default="", metavar="SIZE", help=_KEEP_STATE)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    args = parser.parse_args(words)
+    return parser
+
+
+def _parse(words: Sequence[str]) -> Namespace:
+    args = make_doctor_parser().parse_args(words)
     step = None if args.rdzv_endpoint or args.nnodes is not None else _find_step()
     if step is not None and step.task_count == len(step.nodes):
         args.rdzv_endpoint, args.nnodes = step.endpoint, str(len(step.nodes))

@@ -77,7 +77,8 @@ def run_logs(words: Sequence[str]) -> int:
     return contract.EXIT_SUCCESS if reader.has_shown else contract.EXIT_FAILURE
 
 
-def _read_arguments(words: Sequence[str]) -> Namespace:
+def make_logs_parser() -> CommandParser:
+    """Make the parser of its arguments."""
     parser = CommandParser("logs")
     run = f"a log directory, also of an ended job; or the {RUN_HELP}"
     parser.add_argument("run", nargs="?", metavar="RUN", help=run)
@@ -88,7 +89,11 @@ def _read_arguments(words: Sequence[str]) -> Namespace:
     parser.add_argument("--since", metavar="TIME", help=since)
     parser.add_argument("--grep", metavar="TEXT", help="only lines that match this regular expression")
     parser.add_argument("-n", "--lines", type=int, default=0, metavar="N", help="only the last N lines of each file")
-    args = parser.parse_args(words)
+    return parser
+
+
+def _read_arguments(words: Sequence[str]) -> Namespace:
+    args = make_logs_parser().parse_args(words)
     if args.lines < 0:
         message = f"--lines: {args.lines} must be 0 (all) or more"
         raise UsageError(message)

@@ -23,15 +23,20 @@ _PAGE = "report.html"
 _STDOUT = "-"
 
 
-def run_report(words: Sequence[str]) -> int:
-    """Write the page."""
+def make_report_parser() -> CommandParser:
+    """Make the parser of its arguments."""
     parser = CommandParser("report")
     parser.add_argument("logs", metavar="LOGDIR", help="a log directory, the directory of one run, or an event log")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="file to write, or - for stdout (default: report.html in LOGDIR)"
     )
     parser.add_argument("--run", metavar="ID", help="id of the job (default: the job that began last)")
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def run_report(words: Sequence[str]) -> int:
+    """Write the page."""
+    arguments = make_report_parser().parse_args(words)
     if find_spec("jinja2") is None:
         message = "needs jinja2: pip install 'elastic-run[report]'"
         raise UsageError(message)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _VERSION = 1
 
 
-def run_stacks(words: Sequence[str]) -> int:
-    """Print the stacks; 1 if no worker runs, or no agent of the job answers."""
+def make_stacks_parser() -> CommandParser:
+    """Make the parser of its arguments."""
     parser = CommandParser("stacks")
     parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--rank", type=int, metavar="RANK", help="show all threads of this rank")
@@ -39,7 +39,12 @@ def run_stacks(words: Sequence[str]) -> int:
         help="show the frames of C and C++ too, of workers on this machine, by py-spy; with --rank also the Python "
         "processes that the worker has started, such as data loaders",
     )
-    args = parser.parse_args(words)
+    return parser
+
+
+def run_stacks(words: Sequence[str]) -> int:
+    """Print the stacks; 1 if no worker runs, or no agent of the job answers."""
+    args = make_stacks_parser().parse_args(words)
     job = find_job(os.environ, args.run)
     if args.native:
         return _show_native_stacks(job, args.rank, is_json=args.json)

@@ -33,12 +33,17 @@ _MOST_PROBLEMS = 5
 _SAME = "the ranks with a dump have called the same collectives"
 
 
-def run_trace(words: Sequence[str]) -> int:
-    """Print the analysis; 0, also where nothing is wrong."""
+def make_trace_parser() -> CommandParser:
+    """Make the parser of its arguments."""
     parser = CommandParser("trace")
     parser.add_argument("path", nargs="+", metavar="PATH", help="a dump, or a directory that has dumps in it")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def run_trace(words: Sequence[str]) -> int:
+    """Print the analysis; 0, also where nothing is wrong."""
+    arguments = make_trace_parser().parse_args(words)
     try:
         found = find_dumps(arguments.path)
     except DumpError as error:
