@@ -80,6 +80,14 @@ class History:
             self._is_prepared = True
             import json  # noqa: F401
 
+            import elastic_run.cluster.limits
+            import elastic_run.core.failure.diagnose
+            import elastic_run.core.failure.traceback_text
+            import elastic_run.multiprocessing.errors.error_file
+            import elastic_run.report.closing_report
+            import elastic_run.report.closing_report_sections
+            import elastic_run.report.failure_documents  # noqa: F401
+
     def blame(self, end: WorkerEnd) -> None:
         """Take a worker of this round for the cause, however the stop of the round lets it end."""
         self._blamed = end

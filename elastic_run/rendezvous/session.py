@@ -180,7 +180,7 @@ class Session:
         self._loop.call_soon_threadsafe(lambda: self._node.ask_all(question, wait_limit, deliver))
 
     def list_left_out(self) -> list[dict[str, Any]]:
-        """Return the nodes that the job goes on without (`core.job.wait_status`); only the coordinator knows them."""
+        """Return the nodes that the job goes on without; only the coordinator knows them."""
         return [] if self.coordinator is None else self.coordinator.list_left_out()
 
     def describe_wait(self) -> str:

@@ -3,7 +3,7 @@
 Rules
 - It serves a socket that already listens, and lives in the loop's thread. It never blocks, never looks up a name
   (torch's server asks the DNS for every peer) and starts no thread.
-- Nothing that arrives can harm it: what isn't the protocol is closed without a word. What passes a bound of `limits`,
+- Nothing that arrives can harm it: what isn't the protocol is closed without a word. What passes a bound of `wire`,
   asks for an unknown operation (silence would leave the worker waiting for ever) or makes the server fail ends its
   connection and is told to the owner, each kind once.
 - Its bounds grow with the hosts whose clients have come, as the needs of a job do.

@@ -55,7 +55,7 @@ def launch_with_torchrun(line: str) -> dict[str, Any]:
 
 def launch_with_ours(line: str) -> dict[str, Any]:
     """Let elastic-run come as far as `elastic_launch`, and describe what it would launch."""
-    with mock.patch.object(checks, "check_program"):  # there is no such script
+    with mock.patch.object(checks, "_check_program"):  # there is no such script
         parsers = {"torchrun": elastic_run.run.parse_args, "launch": elastic_run.launch.parse_args}
         return _launch(line, parsers, elastic_run.run.run, elastic_run.launcher)
 

@@ -137,7 +137,7 @@ class Watches:
         """Watch for workers in uninterruptible sleep (state D): a driver or a file system does not answer.
 
         Only with TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT. The kernel reports no change of a process's state, so the
-        watch reads it a few times within the timeout (law 2 lists that). A short stay is normal disk traffic.
+        watch reads it a few times within the timeout. A short stay is normal disk traffic.
         """
         now, workers, timeout = self._loop.now(), current.workers, self._options.stuck_timeout
         stuck = {pid for pid in (workers.pids[rank] for rank in workers.alive) if _is_uninterruptible(pid)}

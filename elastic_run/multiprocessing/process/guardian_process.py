@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: Seconds that a guardian goes on killing; what then lives is in uninterruptible sleep.
 WAIT_LIMIT = 10.0
-#: Seconds between two looks while killed processes disappear (a case of law 2's list).
+#: Seconds between two looks while killed processes disappear.
 _LOOK = 0.005
 _EMPTY_LOOKS = 2
 #: Seconds until the second guardian is forked: no worker that boots loses a processor to it.

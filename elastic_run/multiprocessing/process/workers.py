@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.process.process_table import ProcessStat
     from elastic_run.multiprocessing.starter import StartedWorker
 
-#: Seconds between two looks at leftovers where there are no pidfds (a case of law 2's list).
+#: Seconds between two looks at leftovers where there are no pidfds.
 _LOOK = 0.01
 #: Seconds after a success in which processes end that go with their worker: resource trackers, fork servers, pools.
 _HELPERS_WAIT = 0.5

@@ -127,7 +127,7 @@ class EtcdServers:
             if deadline - time.monotonic() <= max(pause, _PAUSE):
                 raise unready or failure  # what a server itself has said tells more
             if is_round_over:
-                # All servers failed: nothing can be waited for until one of them takes a connection (law 2 allows it).
+                # All servers failed: nothing can be waited for until one of them takes a connection.
                 time.sleep(pause)
                 wait_limit *= 2  # if all are slow, to ask again and again makes them slower
 

@@ -70,7 +70,7 @@ class Answer:
 
     role: str  # a word of `core.job.coordinator_search`, or `REFUSED`
     node: str = ""
-    standing: int = 0  # see `core.job.discovery.Answer`
+    standing: int = 0  # see `core.job.coordinator_search.Answer`
     term: int = 0  # of the coordinator: a node that joins promises to follow it
     to: str = ""  # where the coordinator listens that the agent follows
     detail: str = ""  # with `REFUSED`: the reason, a sentence for the user

@@ -262,14 +262,14 @@ class CoordinatorSearch:
             self._advance(discovering.Answer(name, answer.role, answer.node, answer.to, answer.standing))
 
     def _reach(self, endpoint: tuple[str, int], hello: Hello, limit: float, *, is_dying: bool) -> Found:
-        """discovering.Ask an agent, which may have been killed a moment ago."""
+        """Ask an agent, which may have been killed a moment ago."""
         pauses, end = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), time.monotonic() + _DYING
         while True:
             try:
                 return ask(endpoint, hello, limit, self._place.credentials, dark_after=self._config.lease)
             except StoreConnectionError as error:
                 # The kernel closes the sockets of a killed agent one by one, so its port refuses a moment later. No
-                # descriptor shows that the port has closed: only a retry of the connection (law 2 allows it).
+                # descriptor shows that the port has closed: only a retry of the connection.
                 if not is_dying or error.reason != CLOSED or time.monotonic() > end:
                     raise
             time.sleep(pauses.next_pause())

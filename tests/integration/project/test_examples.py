@@ -105,11 +105,11 @@ def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("example", ["kept_state", "kept_state_fsdp"])
+@pytest.mark.parametrize("example", ["kept_state.py", "kept_state_fsdp.py"])
 def test_kept_state_goes_on_from_the_last_step(example: str, launch: Launch) -> None:
     """A worker ends after step 50, and both go on from there, not from the beginning; also with sharded models."""
     flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--keep-state=64MB", "--preload=torch")
-    job = launch(*flags, EXAMPLES / f"{example}.py")
+    job = launch(*flags, EXAMPLES / example)
     assert job.wait_exit(deadline=60) == 0, job.stderr
     begun = sorted(line for line in job.stdout.splitlines() if "begins" in line)
     assert begun == [f"rank {rank} begins after step {step}" for rank in (0, 1) for step in (0, 50)]
