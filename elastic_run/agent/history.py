@@ -14,6 +14,7 @@ from elastic_run.core.agent import machine, messages
 from elastic_run.core.job.config import FEW_NODES
 from elastic_run.core.job.restart_policy import STOP_JOB, Failure
 from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing.process.interpreter import own_interpreter
 from elastic_run.signals import SIGKILL
 
 TYPE_CHECKING = False
@@ -36,6 +37,18 @@ if TYPE_CHECKING:
 _OF_NODE = frozenset(("unhealthy", "excluded"))
 #: Attempts that are remembered beside the first one.
 _LAST_ATTEMPTS = 63
+#: Seconds to find a rule of the user, and the process that searches: an expression may backtrack without end.
+_SEARCH = 5.0
+_SEARCHER = """
+import json, re, sys
+rules, said = json.load(sys.stdin)
+for place, rule in enumerate(rules):
+    print(place, flush=True)
+    if re.search(rule, said):
+        break
+else:
+    print(-1)
+"""
 _EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}
 
 
@@ -340,13 +353,13 @@ class History:
         if not path or root is None:
             return None
         if self._rule is None or self._rule[0] is not root:
-            from elastic_run.core.failure.diagnose import find_rule, last_words
+            from elastic_run.core.failure.diagnose import last_words
             from elastic_run.report.job_result import read_rules
             from elastic_run.report.text import printable
 
             try:
-                self._rule = root, find_rule(read_rules(path), last_words(root))
-            except (OSError, ValueError) as error:  # the file has changed for the worse since its check
+                self._rule = root, _search(read_rules(path), last_words(root), path)
+            except (OSError, ValueError) as error:  # a bad expression, or the file has changed since its check
                 self._context.say(printable(f"--failure-rules: {error}"))
                 self._rule = root, None
         return self._rule[1]
@@ -380,6 +393,28 @@ class History:
 
         before, self._oom_kills = self._oom_kills, read_oom_kills()
         return None if before is None else self._oom_kills.since(before)
+
+
+def _search(rules: Sequence[Rule], said: str, path: str) -> Rule | None:
+    """Return the first of the user's rules that fits, or None; ValueError names one whose search takes too long."""
+    import json
+    import subprocess
+
+    from elastic_run.core.failure.diagnose import find_rule
+
+    interpreter = own_interpreter()
+    if not interpreter:
+        return find_rule(rules, said)
+    text = json.dumps([[rule.match for rule in rules], said])
+    words = [interpreter, "-ISc", _SEARCHER]
+    try:
+        done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=_SEARCH, check=False)
+    except subprocess.TimeoutExpired as error:
+        number = len((error.stdout or b"").splitlines())
+        message = f"{path}, rule {number}: the search took more than {_SEARCH:g} s, so no rule is used"
+        raise ValueError(message) from None
+    place = int((done.stdout.split() or ["-1"])[-1])
+    return rules[place] if place >= 0 else None
 
 
 def _add_kernel_lines(ends: Sequence[WorkerEnd], seconds: float) -> None:

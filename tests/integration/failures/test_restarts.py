@@ -111,6 +111,16 @@ def test_a_rule_excludes_the_node(launch: Launch, worker: Worker, tmp_path: Path
     assert "restart 0" in agents[0].stderr
 
 
+def test_a_rule_that_backtracks_without_end(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """The report comes without a rule, and one line names the one whose search took too long."""
+    rules = tmp_path / "rules.toml"
+    rules.write_text("".join(f"[[rule]]\nmatch = '{match}'\nhelp = 'x'\n" for match in ("other", "(a+)+$")))
+    job = launch(f"--failure-rules={rules}", worker("raise ValueError('a' * 40 + 'b')"))
+    assert job.wait_exit() == 1
+    assert f"--failure-rules: {rules}, rule 2: the search took more than 5 s, so no rule is used" in job.stderr
+    assert "cause    rank 0" in job.stderr
+
+
 def test_a_wrong_decision_is_one_line(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """A decision that is unknown is refused before anything starts, with file and number."""
     job = launch(write_rule(tmp_path, "x", "retry"), worker("raise SystemExit(9)"))
