@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -163,6 +164,93 @@ def test_a_hanging_call_in_mid_job(
     assert job.wait_exit() == 143
     assert "SIGTERM received from pid" in job.stderr
     assert f"elastic-run: {call} has not returned for" in job.stderr.splitlines()[-1]
+
+
+def test_python_s_end_that_hangs(launch: Launch, site: dict[str, str]) -> None:
+    """A handler that hangs when logging closes it, after the launcher's own end, leaves signals working."""
+    job = launch(*_OF_EVENTS, "--no-python", "sh", "-c", "exit 3", env={**site, "DEED": "close sleeps"})
+    job.wait_line("hangs")
+    job.send(signal.SIGTERM)
+    job.send(signal.SIGINT)
+    assert job.wait_exit() == 3
+
+
+def test_an_error_of_logs_specs_is_raised_as_it_was(launch: Launch, site: dict[str, str], tmp_path: Path) -> None:
+    """In a program the OSError of reify() comes as it is; no line speaks of a signal, which nobody has sent."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import own_logs\n"
+        "from elastic_run import LaunchConfig, elastic_launch\n"
+        "config = LaunchConfig(1, 1, 2, rdzv_backend='local', max_restarts=1, logs_specs=own_logs.Logs())\n"
+        "elastic_launch(config, '/bin/sh')('-c', 'exit $RANK')\n"
+    )
+    job = launch(program=(sys.executable, str(program)), env={**site, "DEED": "reify1 raises"})
+    assert job.wait_exit() == 1
+    assert job.stderr.endswith("\nOSError: no server\n")
+    assert "SIGTERM" not in job.stderr
+
+
+_CLOSING = """
+import os, signal, sys, threading
+from elastic_run import LaunchConfig, elastic_launch
+from elastic_run.agent import health_check_server
+from elastic_run.rendezvous.registry import rendezvous_handler_registry
+import own_events, own_place
+class Health:
+    def start(self): pass
+    def stop(self): own_place.act("stop")
+health_check_server.create_healthcheck_server = lambda *_: Health()
+rendezvous_handler_registry.register("own", own_place.create)
+config = LaunchConfig(
+    1, 1, 2, rdzv_backend="own", rdzv_endpoint="localhost:1", run_id="job", max_restarts=0, event_log_handler="own"
+)
+launch = elastic_launch(config, sys.executable)
+"""
+_FAILS = """
+try:
+    launch("-c", "import os, sys; sys.exit(3 * int(os.environ['RANK']))")
+except Exception as error:
+    print(type(error).__name__, error.get_first_failure()[1].exitcode)
+"""
+_STOPS = """
+try:
+    launch("-c", "import signal; print('ready', flush=True); signal.pause()")
+except Exception as error:
+    print(type(error).__name__, error.sigval, flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("name", ["stop", "shutdown", "last"])
+def test_a_program_learns_of_the_failure(launch: Launch, site: dict[str, str], tmp_path: Path, name: str) -> None:
+    """ChildFailedError comes whatever the health check server or the rendezvous raise at the end."""
+    program = tmp_path / "program.py"
+    program.write_text(_CLOSING + _FAILS)
+    env = {**site, "DEED": f"{name} raises", contract.ENV_HEALTH_CHECK_PORT: "0"}
+    job = launch(program=(sys.executable, str(program)), env=env)
+    assert job.wait_exit() == 0, job.stderr
+    assert job.stdout == "ChildFailedError 3\n"
+    assert "OSError: no server" in job.stderr or name == "last"
+
+
+@pytest.mark.parametrize("deed", ["first sleeps", "last waits_in_c", "num_nodes_waiting sleeps", "stop sleeps"])
+def test_a_program_is_stopped(launch: Launch, site: dict[str, str], tmp_path: Path, deed: str) -> None:
+    """A signal stops the workers, and a second one ends the wait for the plug-in's call, in Python or in C."""
+    program = tmp_path / "program.py"
+    program.write_text(_CLOSING + _STOPS)
+    env = {**site, "DEED": deed, contract.ENV_HEALTH_CHECK_PORT: "0"}
+    job = launch(program=(sys.executable, str(program)), env=env)
+    job.wait_lines("ready", count=2)
+    if deed.startswith(("first", "num")):
+        job.wait_line("hangs")
+    job.send(signal.SIGTERM)
+    job.wait_line("hangs")
+    job.wait_line("stopping 2 workers")
+    if not deed.startswith("last"):
+        job.wait_line("has not returned")
+    job.send(signal.SIGTERM)
+    # The last event is recorded when the job is over, and the program has its signals back.
+    assert job.wait_exit() == (-signal.SIGTERM if deed.startswith("last") else 0), job.stderr
 
 
 # --- event handlers ---------------------------------------------------------------------------------------------------
