@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -250,6 +251,18 @@ def test_a_signal_of_the_program_around_it(
     assert name not in job.stderr
     ticks = job.stdout.partition("ticks ")[2]
     assert ticks == "uncounted\n" if handler == "c" else int(ticks) >= 1
+
+
+def test_a_signal_that_a_flag_names(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """A flag that names the signal takes it from the handler that was there first."""
+    program = tmp_path / "wrapper.py"
+    program.write_text(_HANDLERS["python"].format(name="SIGUSR1") + _RUN, encoding="utf-8")
+    flags = ("--standalone", "--signals-to-handle=SIGUSR1")
+    job = launch(*flags, worker("say('ready')\nsignal.pause()\n"), program=(sys.executable, str(program)))
+    job.wait_line("ready")
+    job.send(signal.SIGUSR1)
+    assert job.wait_exit() == 138
+    assert job.stdout.endswith("ticks 0\n")
 
 
 def test_a_child_of_the_program_around_it(launch: Launch, worker: Worker, tmp_path: Path) -> None:
