@@ -186,8 +186,6 @@ def make_place(kind: str, endpoint: str, run_id: str, settings: Settings, *, sec
 
 def check_static(endpoint: str, rank: int | None, nodes: int) -> tuple[str, int]:
     """Return where rank 0 of a static job is; ValueError if what was given for this node can't work."""
-    from elastic_run.rendezvous.addresses import parse_endpoints
-
     message, found = "", [("", 0)]
     if rank is None:
         message = "rendezvous backend 'static' needs the rank of this node (rank=N): give --node-rank"
@@ -196,12 +194,18 @@ def check_static(endpoint: str, rank: int | None, nodes: int) -> tuple[str, int]
         message = f"--node-rank: {rank} is not {ranks}"
     elif not endpoint.strip():
         message = "rendezvous backend 'static' needs an endpoint: give --master-addr and --master-port"
+    elif nodes == 1:
+        from elastic_run.rendezvous.utils import parse_rendezvous_endpoint
+
+        found = [parse_rendezvous_endpoint(endpoint, -1)]  # port 0 is any port here: nobody has to know it
     else:
+        from elastic_run.rendezvous.addresses import parse_endpoints
+
         found = parse_endpoints(endpoint, default_port=-1)
         if len(found) > 1:
             message = f"rendezvous endpoint {endpoint!r}: 'static' knows one endpoint, rank 0's"
-        elif found[0][1] < 0:
-            message = f"rendezvous endpoint {endpoint!r} has no port: give --master-port"
+    if not message and found[0][1] < 0:
+        message = f"rendezvous endpoint {endpoint!r} has no port: give --master-port"
     if message:
         raise ValueError(message)
     return found[0]

@@ -155,6 +155,14 @@ def test_static_on_one_node_is_at_its_endpoint() -> None:
     assert handler.use_agent_store
 
 
+def test_static_on_one_node_may_have_any_port() -> None:
+    """No other node has to know it: accelerate's notebook_launcher asks for port 0."""
+    handler = get_rendezvous_handler(_parameters("static", "127.0.0.1:0", rank="0"))
+    info = handler.next_rendezvous().bootstrap_store_info
+    assert info is not None
+    assert info.master_addr == "127.0.0.1"
+
+
 def test_an_unknown_backend_lists_the_known() -> None:
     """A misspelt backend is answered with all names, in one line."""
     with pytest.raises(
