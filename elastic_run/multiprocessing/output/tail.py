@@ -2,11 +2,14 @@
 
 An exception may have a message of megabytes (all keys that a checkpoint lacks, a tensor), which stands behind its type
 and its frames. And when a program dies of one, its other threads, its exit handlers and the processes that it started
-write on. So of a traceback that leaves the window the first `_HEAD_BYTES` are kept until there is another one.
+write on. So a traceback that leaves the window is kept until there is another one, in bounded memory.
 
 Rules
 - A traceback is recognised by its first line. It replaces the traceback before it, unless it follows from that one (a
   chain), is nested in it (a member of an exception group) or was ignored by Python.
+- Of each traceback these parts are kept: the first and the last frames, the line with the exception's name, and the
+  beginning of its message. Lines of other threads between the frames are dropped: there may be thousands. Until a line
+  names the exception, a few lines with the end of a name are kept, since threads may have written into its line.
 - Of a chain the first traceback, which has the origin, and the last two are kept.
 - The search for first lines costs 10 to 20 us for each 64 KiB; the rest of the work is done only after a first line.
 """
@@ -15,12 +18,16 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.contract import CAPTURE_BYTES, LOST_LINES
+from elastic_run import contract
 
 _FIRST_LINE = b"Traceback (most recent call last)"
-#: Bytes of one traceback that are kept: its frames, its exception and the beginning of the message. Output of other
-#: threads may stand between them.
-_HEAD_BYTES = 24 * 1024
+#: Bytes of one traceback that are kept of its outermost and its innermost frames, and from its exception on.
+_OUTER_BYTES = 4 * 1024
+_INNER_BYTES = 8 * 1024
+_MESSAGE_BYTES = 8 * 1024
+#: Bytes behind a first line in which the line that names the exception is looked for, and bytes of an unfinished line.
+_SEARCHED_BYTES = 1 << 20
+_LINE_BYTES = 1024
 #: Tracebacks of a chain that are kept.
 _MOST_IN_CHAIN = 3
 #: Bytes before a first line that are looked at, and of them what another writer may put before each of its lines.
@@ -29,10 +36,17 @@ _PREFIX_BYTES = 200
 _CHAINED = (b"The above exception was the direct cause of", b"During handling of the above exception, another")
 _IGNORED = b"Exception ignored"
 _GROUP = b"+ Exception Group "
+#: Beginnings of lines that stand before the line that names an exception; 0xe2 begins the edges of rich's box.
+_INDENTED = b" \t\r\n\xe2"
+#: Ends of an exception's name that no other word of a log has.
+_NAMES = (b"Error", b"Exception", b"Exit", b"Interrupt", b"Failure", b"Timeout", b"Warning")
 #: Marks in place of lost bytes: of a message, or of so many lines that the program may have gone on.
 _GAP = b" [...]\n"
-_LINES_GAP = b"\n" + LOST_LINES.encode() + b"\n"
+_LINES_GAP = contract.LOST_LINES.encode() + b"\n"
 _MOST_LOST_LINES = 100
+#: Begins a frame. Lines behind each of them that are kept as they hold the end of a name: other output may tear them.
+_FRAME = b'  File "'
+_MOST_TORN = 4
 #: Bytes of a log file that are looked at in any case, and that are read at once.
 _FILE_BYTES = 1 << 20
 #: Bytes of a log file, from its end, in which its last exception is looked for: 0.1 s.
@@ -46,89 +60,194 @@ _FIRST_LINE_BYTES = 64
 class Tail:
     """Keeps the end of what was added, `contract.CAPTURE_BYTES` of it, and the last exception."""
 
-    __slots__ = ("_chain", "_seen", "_text")
+    __slots__ = ("_exception", "_pieces")
 
     def __init__(self) -> None:
-        #: The end of the stream; of its first `_seen` bytes, before the window, the chain has what is kept.
-        self._text = bytearray()
-        self._seen = 0
-        self._chain: list[_Head] = []
+        self._pieces = bytearray()
+        self._exception = LastException()
 
     def add(self, data: bytes) -> None:
         """Append data, and forget what is too old."""
-        self._text += data
-        if len(self._text) > 2 * CAPTURE_BYTES + _CONTEXT_BYTES:  # not at every byte: moving the rest down costs
+        self._pieces += data
+        if len(self._pieces) > 2 * contract.CAPTURE_BYTES:  # not at every byte: moving the rest down costs
             self._forget()
 
     def read(self) -> bytes:
         """Return the end of the stream, and before it its last exception."""
         self._forget()
-        return b"".join([head.read() for head in self._chain]) + self._text[self._seen :]
+        return self._exception.read() + self._pieces
 
     def _forget(self) -> None:
-        """Drop output that is too old, but keep the beginning of an exception."""
-        end = len(self._text) - CAPTURE_BYTES
-        if end <= self._seen:
-            return
-        place = self._seen - 1
-        while (place := self._text.find(_FIRST_LINE, place + 1, end + len(_FIRST_LINE) - 1)) >= 0:
-            self._read_first_line(place)
-        self._give_to_head(end)
-        del self._text[: max(0, end - _CONTEXT_BYTES)]
-        self._seen = min(end, _CONTEXT_BYTES)
+        """Drop output that is too old, but keep an exception."""
+        old = len(self._pieces) - contract.CAPTURE_BYTES
+        if old > 0:
+            self._exception.take(self._pieces, old)
+            del self._pieces[:old]
 
-    def _read_first_line(self, place: int) -> None:
-        """Begin with a traceback, unless it says nothing new: a member of a group, or one that Python has ignored."""
-        context = bytes(self._text[max(0, place - _CONTEXT_BYTES) : place])
-        line = max(context.rfind(b"\n"), context.rfind(b"\r")) + 1
-        prefix, before = context[line:], context[:line]
+
+class LastException:
+    """Keeps the last traceback of a stream, and the tracebacks of the exceptions that led to it."""
+
+    __slots__ = ("_before", "_chain")
+
+    def __init__(self) -> None:
+        self._chain: list[_Traceback] = []
+        #: The end of what was taken.
+        self._before = b""
+
+    def take(self, text: bytearray, end: int) -> None:
+        """Take the next bytes of the stream."""
+        start = 0
+        if find_last(text, end) >= 0:
+            start = self._read_tracebacks(text, end)
+        if self._chain:
+            self._chain[-1].add(memoryview(text)[start:end])
+        self._before = (self._before + text[max(0, end - _CONTEXT_BYTES) : end])[-_CONTEXT_BYTES:]
+
+    def _read_tracebacks(self, text: bytearray, end: int) -> int:
+        """Begin with each traceback in turn; return how far all was taken."""
+        taken, place = 0, -1
+        while (place := text.find(_FIRST_LINE, place + 1, end + len(_FIRST_LINE) - 1)) >= 0:
+            context = (self._before + text[max(0, place - _CONTEXT_BYTES) : place])[-_CONTEXT_BYTES:]
+            line = max(context.rfind(b"\n"), context.rfind(b"\r")) + 1
+            prefix = context[line:]
+            if self._goes_on(prefix, context[:line]):
+                continue
+            if self._chain:
+                self._chain[-1].add(memoryview(text)[taken : max(taken, place - len(prefix))])
+            self._begin(prefix, context[:line])
+            taken = place
+        return taken
+
+    def _goes_on(self, prefix: bytes, before: bytes) -> bool:
+        """Whether a traceback says nothing new: a member of a group, or one that Python has ignored."""
         is_in_group = bool(self._chain) and self._chain[-1].is_group
         is_member = is_in_group and prefix.removesuffix(b"Exception Group ").rstrip().endswith(b"|")
-        if is_member or _IGNORED in before.rstrip(b"\r\n").rpartition(b"\n")[2]:
-            return
-        start = place - len(prefix) if len(prefix) <= _PREFIX_BYTES else place
+        return is_member or _IGNORED in before.rstrip(b"\r\n").rpartition(b"\n")[2]
+
+    def _begin(self, prefix: bytes, before: bytes) -> None:
         chained = max(before.rfind(words) for words in _CHAINED)
-        if chained >= 0:
-            start = place - len(context) + before.rfind(b"\n", 0, chained) + 1
-        self._give_to_head(start)
         if chained < 0:
             self._chain.clear()
-        elif len(self._chain) == _MOST_IN_CHAIN:
+        elif self._chain:
+            self._chain[-1].end_with(before[before.rfind(b"\n", 0, chained) + 1 :])
+        if len(self._chain) == _MOST_IN_CHAIN:
             del self._chain[1]
-        self._chain.append(_Head(is_group=prefix.endswith(_GROUP)))
-        self._seen = start
+        is_group = prefix.endswith(_GROUP)
+        own = prefix if len(prefix) <= _PREFIX_BYTES else b""
+        self._chain.append(_Traceback(own, is_group=is_group))
 
-    def _give_to_head(self, end: int) -> None:
-        """Give the last traceback what stands behind it, as far as that was not seen."""
-        if self._chain and end > self._seen:
-            self._chain[-1].add(self._text[self._seen : end])
-            self._seen = end
+    def read(self) -> bytes:
+        """Return what is kept; what was taken last stands at its end, unless so much followed that it was cut."""
+        return b"".join([traceback.read() for traceback in self._chain])
 
 
-class _Head:
-    """The beginning of a traceback, and how much more there was."""
+class _Traceback:
+    """One traceback: the lines of its frames, without lines of other threads between them, then its message."""
 
-    __slots__ = ("_lost", "_lost_lines", "_text", "is_group")
+    __slots__ = (
+        *("_inner", "_is_adjacent", "_line", "_lost", "_lost_lines"),
+        *("_prefix", "_room", "_searched", "_text", "_torn", "is_group"),
+    )
 
-    def __init__(self, *, is_group: bool) -> None:
+    def __init__(self, prefix: bytes, *, is_group: bool) -> None:
         self.is_group = is_group
-        self._text = bytearray()
+        self._prefix = prefix
+        self._text = bytearray(prefix)
+        self._inner = bytearray()
+        self._room = _OUTER_BYTES
+        #: The unfinished line at the end of what was searched, and whether the line before was one of the frames.
+        self._line = b""
+        self._is_adjacent = True
+        self._torn = 0
+        #: Bytes in which the exception may still be looked for; 0 when it was found.
+        self._searched = _SEARCHED_BYTES
         self._lost = self._lost_lines = 0
 
-    def add(self, data: bytearray) -> None:
+    def add(self, data: memoryview) -> None:
         """Take the next bytes that stand behind it."""
-        room = _HEAD_BYTES - len(self._text)
-        self._text += data[:room]
-        if len(data) > room:
-            self._lost += len(data) - room
-            if self._lost_lines <= _MOST_LOST_LINES:
-                self._lost_lines += data.count(b"\n", room) + data.count(b"\r", room)
+        if self._searched:
+            rest = self._search(self._line + data)
+            self._searched = max(0, self._searched - len(data)) if rest is None else 0
+            if rest is None:
+                return
+            self._text += self._inner
+            self._inner.clear()
+            self._room = _MESSAGE_BYTES
+            data = memoryview(rest)
+        self._text += data[: self._room]
+        lost = bytes(data[self._room :])
+        self._room -= min(self._room, len(data))
+        self._lost += len(lost)
+        if self._lost_lines <= _MOST_LOST_LINES:
+            self._lost_lines += lost.count(b"\n") + lost.count(b"\r")
+
+    def _search(self, text: bytes) -> bytes | None:
+        """Keep the lines of the frames; return what stands from the exception on, or None as long as it isn't there."""
+        place = 0
+        has_name = any(name in text for name in _NAMES)
+        while (end := text.find(b"\n", place) + 1) or len(text) - place > _LINE_BYTES:
+            end = end or len(text)
+            if self._is_end(text[place : min(end, place + _LINE_BYTES)]):
+                return text[place:]
+            if self._is_adjacent or (has_name and self._is_torn(text[place:end])):
+                self._keep(text[place:end])
+            place = end
+        self._line = text[place:]
+        return None
+
+    def _is_end(self, line: bytes) -> bool:
+        """Whether a line names the exception, or can't belong to a group."""
+        own = line.removeprefix(self._prefix)
+        if self.is_group:
+            return _FIRST_LINE not in own and own.lstrip(b" ")[:1] not in b"|+"
+        if own[:1] in _INDENTED or _FIRST_LINE in own or _FRAME in own:
+            self._is_adjacent = bool(own.strip())
+            self._torn *= _FRAME not in own
+            return False
+        was_adjacent, self._is_adjacent = self._is_adjacent, False
+        return _names_exception(own.partition(b":")[0].strip(), is_adjacent=was_adjacent)
+
+    def _is_torn(self, line: bytes) -> bool:
+        """Whether a line that isn't whole may name the exception: one of the first such behind a frame."""
+        if self._torn == _MOST_TORN or not any(name in line for name in _NAMES):
+            return False
+        self._torn += 1
+        return True
+
+    def _keep(self, line: bytes) -> None:
+        if len(line) <= self._room:
+            self._text += line
+            self._room -= len(line)
+            return
+        self._room = 0
+        self._inner += line
+        if len(self._inner) > 2 * _INNER_BYTES:
+            del self._inner[: self._inner.find(b"\n", _INNER_BYTES) + 1 or _INNER_BYTES]
+            # Indented as a line of code is, so that the frames go on behind it.
+            self._inner[:0] = self._prefix + b"   " + _GAP
+
+    def end_with(self, text: bytes) -> None:
+        """Say what followed from it, where that was lost."""
+        if self._lost:
+            self._text += _GAP + text
+            self._lost = self._lost_lines = 0
 
     def read(self) -> bytes:
         """Return what is kept."""
+        if self._searched:
+            return bytes(self._text + self._inner) + self._line
         if self._lost_lines > _MOST_LOST_LINES:
-            return bytes(self._text) + _LINES_GAP
+            return bytes(self._text) + b"\n" + _LINES_GAP
         return bytes(self._text) + _GAP * bool(self._lost)
+
+
+def _names_exception(word: bytes, *, is_adjacent: bool) -> bool:
+    """Whether a line that begins with a word names an exception; behind others' lines it has to look like one."""
+    name = word.rpartition(b".")[2]
+    if not name.decode("ascii", "replace").isidentifier():
+        return False
+    return name.endswith(_NAMES) or (is_adjacent and (b"." in word or name[:1].isupper() or name[:1] == b"_"))
 
 
 def read_tail(path: str, *, is_thorough: bool = True) -> bytes:
@@ -167,8 +286,13 @@ def _find_traceback(fd: int, end: int, least: int) -> int:
         start = max(least, end - _FILE_BYTES)
         # A first line may go on in the part behind, which was searched already.
         text = os.pread(fd, end - start + _FIRST_LINE_BYTES, start)
-        found = text.rfind(_FIRST_LINE, 0, min(end - start, len(text)) + len(_FIRST_LINE) - 1)
+        found = find_last(text, min(end - start, len(text)))
         if found >= 0:
             return start + found
         end = start
     return -1
+
+
+def find_last(text: bytes | bytearray, end: int) -> int:
+    """Return where the last traceback begins before a place, or -1."""
+    return text.rfind(_FIRST_LINE, 0, end + len(_FIRST_LINE) - 1)
