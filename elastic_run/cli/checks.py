@@ -77,8 +77,6 @@ def _refuse(message: str) -> NoReturn:
 
 
 # --- flags among themselves ------------------------------------------------------------------------------------------
-
-
 def _check_rendezvous(request: Request) -> None:
     args = request.args
     backend = BACKENDS.get(args.rdzv_backend)
@@ -191,8 +189,6 @@ def _check_event_log_handler(name: str) -> None:
 
 
 # --- flags against the machine ---------------------------------------------------------------------------------------
-
-
 def _check_devices(request: Request, environ: Mapping[str, str]) -> None:
     args, count = request.args, request.workers
     if args.virtual_local_rank:
@@ -265,8 +261,6 @@ def _name_reason(error: OSError) -> str:
 
 
 # --- the workers' program --------------------------------------------------------------------------------------------
-
-
 def _check_program(args: Namespace, environ: Mapping[str, str]) -> None:
     """Refuse a program that can't be run, or flags about it that contradict each other."""
     uses_env = get_use_env(args)
@@ -366,8 +360,6 @@ def _script_hint(name: str) -> str:
 
 
 # --- what the user should know ---------------------------------------------------------------------------------------
-
-
 def find_notices(request: Request, environ: Mapping[str, str]) -> list[str]:
     """Return a sentence for each value without effect, or with another effect than the user may think."""
     args = request.args
@@ -426,10 +418,8 @@ def _token_notices(request: Request) -> list[str]:
     if is_local or not token or len(token) >= _SHORTEST_TOKEN:
         return []
     source = "--rdzv-token-file" if args.rdzv_token_file else contract.ENV_RDZV_TOKEN
-    can_be_guessed = (
-        f"{source}: a token of {len(token)} bytes can be guessed by any program that reaches the job's store"
-    )
-    return [f"{can_be_guessed}; make a random token (openssl rand -hex 16)"]
+    told = f"{source}: a token of {len(token)} bytes can be guessed by any program that reaches the job's store"
+    return [f"{told}; make a random token (openssl rand -hex 16)"]
 
 
 def _misplaced_flags(args: Namespace) -> list[str]:
