@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 _READY = b"+"
 _BEGIN = b"+"
 _UNKNOWN_EXIT_CODE = 255
+#: Errors of pickle for an object that can't be pickled; they differ by kind of object and release of Python.
+_REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
 
 
 class Result:
@@ -158,8 +160,8 @@ class Functions:
             for rank, own in args.items()
         }
         if start_method != "fork":
-            for worker in self._workers.values():  # what can't be sent is refused before anything is started
-                pickle_for_child(worker.function, worker.args)
+            for rank, worker in self._workers.items():
+                _refuse_unsendable(worker, rank)
 
     def start(
         self, local_rank: int, options: SpawnOptions, *, on_fork: Callable[[], None] | None = None
@@ -258,6 +260,19 @@ class Functions:
         finally:
             worker.result, worker.start_pipe = result, start_pipe
         return popen.pid, ServedExit(popen)
+
+
+def _refuse_unsendable(worker: FunctionWorker, rank: int) -> None:
+    """Pickle a worker's function and arguments one by one, so that the message names what can't be pickled."""
+    arguments = [(f"argument {number} of local rank {rank}", each) for number, each in enumerate(worker.args)]
+    for what, part in (("the function", worker.function), *arguments):
+        try:
+            pickle_for_child(part)
+        except Exception as error:
+            kind = type(part)
+            message = f"{what} (of type {kind.__module__}.{kind.__qualname__}) can't be sent to a worker: {error}"
+            raised = type(error) if type(error) in _REFUSALS else pickle.PicklingError
+            raise raised(message) from error
 
 
 class _Passed:

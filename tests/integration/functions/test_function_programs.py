@@ -83,8 +83,14 @@ def test_fork_gives_up_the_launchers_descriptors(program: Program, host: Host) -
             "launch((lambda: work.__class__ and inner())())",
             "PicklingError: make.<locals>.inner, which is defined inside",
         ),
-        ("launch(work, open(__file__))", "TypeError: cannot pickle '_io.TextIOWrapper'"),
-        ("launch(work, 1, threading.Lock())", "TypeError: cannot pickle '_thread.lock'"),
+        (
+            "launch(work, open(__file__))",
+            "TypeError: argument 0 of local rank 0 (of type _io.TextIOWrapper) can't be sent to a worker: cannot",
+        ),
+        (
+            "launch(work, 1, [threading.Lock()], method='forkserver')",
+            "TypeError: argument 1 of local rank 0 (of type builtins.list) can't be sent to a worker: cannot pickle",
+        ),
         ("launch(None)", "AssertionError: WorkerSpec needs an entrypoint"),
         ("launch(7)", "TypeError: 7 (of type builtins.int) is neither a function nor a command"),
         ("launch(work, event_log_handler='flight')", "ValueError: unknown event handler 'flight'; known: console"),
