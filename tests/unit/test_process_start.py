@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import socket
+import sys
 from multiprocessing import spawn
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from elastic_run.diagnosis import doctor_host
 from elastic_run.multiprocessing.functions import contexts, launch
 from elastic_run.multiprocessing.functions.contexts import PContext
 from elastic_run.multiprocessing.functions.launch import Functions
-from elastic_run.multiprocessing.process.fork_exec import start_process
+from elastic_run.multiprocessing.process.fork_exec import open_unnamed, start_process
 from elastic_run.multiprocessing.process.process_table import _with_descendants, read_stat
 from elastic_run.store.worker_store import PortTakenError, find_port_owner
 from elastic_run.timer.countdowns import Countdowns
@@ -34,6 +35,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elastic_run.agent.driver.round import Round
+
+
+def test_a_file_without_a_name_where_python_has_no_call_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python of conda gets the same file in memory, closed on exec, and imports nothing for it."""
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setitem(sys.modules, "tempfile", None)
+    opened = open_unnamed(b"orders")
+    try:
+        assert os.read(opened, 10) == b"orders"
+        assert not os.get_inheritable(opened)
+        assert "/memfd:elastic-run" in str(Path(f"/proc/self/fd/{opened}").readlink())
+    finally:
+        os.close(opened)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import os
 
 from elastic_run import contract
 from elastic_run.records import dataclass
-from elastic_run.signals import IGNORED_BY_PYTHON, SIGCHLD, STACK_SIGNAL, block_signals
+from elastic_run.signals import IGNORED_BY_PYTHON, SIGCHLD, STACK_SIGNAL, block_signals, call_libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: A worker that inherited SIGCHLD as ignored could not learn how its own children end.
 _DEFAULT_SIGNALS = (*IGNORED_BY_PYTHON, SIGCHLD)
+#: Of linux/memfd.h.
+_MFD_CLOEXEC = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +191,8 @@ def allowed_descriptors() -> int:
 
 def open_unnamed(content: bytes) -> int:
     """Open a file that has no name, at its beginning; it is gone when its last descriptor, closed on exec, is."""
-    try:
-        opened = os.memfd_create("elastic-run")
-    except (AttributeError, OSError):
-        # Not in a Python that was built for an old C library, as conda's.
+    opened = _open_memory()
+    if opened < 0:
         import tempfile
 
         with tempfile.TemporaryFile() as file:
@@ -202,6 +202,17 @@ def open_unnamed(content: bytes) -> int:
         view = view[os.write(opened, view) :]
     os.lseek(opened, 0, os.SEEK_SET)
     return opened
+
+
+def _open_memory() -> int:
+    """Open a file in memory, or return -1."""
+    try:
+        if hasattr(os, "memfd_create"):
+            return os.memfd_create("elastic-run")
+        # A Python that was built for an old C library, as conda's. tempfile would be 8 ms before the first worker.
+        return call_libc("memfd_create", b"elastic-run", _MFD_CLOEXEC)
+    except (ImportError, AttributeError, OSError):
+        return -1  # an old system
 
 
 # --- the pipe for stacks ---------------------------------------------------------------------------------------------
