@@ -126,6 +126,7 @@ class Session:
         self._deliver_to_agent = deliver
         self._node.open_worker_store = open_worker_store
         self._is_started = True
+        self._loop.call_soon_threadsafe(self._node.search.begin)  # after `leave`, so that no sick node asks others in
         self._thread.start()
 
     def hold_connections_with(self, hold: Callable[[int], None]) -> None:
@@ -190,7 +191,6 @@ class Session:
     # --- the thread --------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         try:
-            self._node.search.begin()
             self._loop.run_until(lambda: self._is_over)
         except Exception as error:  # noqa: BLE001 - whatever it is, the agent is told
             _log.exception("a defect in the rendezvous, thread rendezvous")

@@ -188,6 +188,14 @@ def test_an_unhealthy_node_does_not_hold_the_others_up(launch: Launch, worker: W
         assert re.search(told, agent.stderr), agent.stderr
 
 
+def test_an_unhealthy_first_node_asks_no_other_to_join(launch: Launch, worker: Worker, check: Check) -> None:
+    """Without an endpoint, its job ends with it: a command to join would lead nowhere."""
+    job = launch("--nnodes=1:2", f"--health-check={check('exit 1')}", worker("say('worker')"))
+    assert job.wait_exit() == UNHEALTHY
+    assert "join with" not in job.stderr
+    assert job.stdout == ""
+
+
 @pytest.mark.long
 def test_an_unhealthy_node_waits_for_a_store_that_comes_late(launch: Launch, worker: Worker, check: Check) -> None:
     """A node that is found unhealthy before the others have started tells them why it does not come."""
