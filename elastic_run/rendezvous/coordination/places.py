@@ -313,7 +313,7 @@ class LeasePlace(Place):
         """Give the lease back, or remove all that the job has in the store; a store out of reach keeps it a while."""
         self._is_released = True  # a renewal may be on its way
         held, self._held = self._held, None
-        with suppress(StoreError):
+        with suppress(Exception):
             if is_over:
                 self._store.remove()
             elif held is not None:
@@ -351,8 +351,8 @@ class LeasePlace(Place):
             trouble = ""
             try:
                 tell_result(self._renew())
-            except StoreError as error:
-                trouble = getattr(error, "cause", str(error))
+            except Exception as error:  # noqa: BLE001 - as in `search`: without a renewal the lease would be over
+                trouble = getattr(error, "cause", str(error) if isinstance(error, StoreError) else repr(error))
             loop.call_soon_threadsafe(lambda: again(trouble))
 
         def again(trouble: str) -> None:

@@ -24,7 +24,14 @@ from elastic_run.rendezvous.coordination.opening import REFUSED, Answer, ask
 from elastic_run.rendezvous.coordination.places import LeasePlace, split_endpoint
 from elastic_run.rendezvous.events import Lost, Notice
 from elastic_run.store.connecting import Backoff
-from elastic_run.store.errors import CLOSED, StoreAccessError, StoreConnectionError, StoreError, StoreTokenError
+from elastic_run.store.errors import (
+    CLOSED,
+    FOREIGN,
+    StoreAccessError,
+    StoreConnectionError,
+    StoreError,
+    StoreTokenError,
+)
 from elastic_run.store.errors import REFUSED as NOBODY_LISTENS
 
 TYPE_CHECKING = False
@@ -306,15 +313,17 @@ class CoordinatorSearch:
             try:
                 place.prepare(self._identity, self._node.local_addr)
                 answer = use(place)
-            except (StoreError, OSError) as caught:
+            except Exception as caught:  # noqa: BLE001 - also what the shape of an answer leads to, which a stranger made
                 error = caught
+                if not isinstance(caught, StoreError | OSError):
+                    error = StoreConnectionError(f"{place.name}: the answer can't be read: {caught!r}", FOREIGN)
                 self._loop.call_soon_threadsafe(lambda: self._miss_lease(error))
             else:
                 self._loop.call_soon_threadsafe(lambda: self._advance(answer))
 
         threading.Thread(target=call, name="rendezvous-lease", daemon=True).start()
 
-    def _miss_lease(self, error: StoreError | OSError) -> None:
+    def _miss_lease(self, error: Exception) -> None:
         if isinstance(error, StoreTokenError) and not self._outage.was_reached:
             self._node.deliver(Refused(str(error)))
         elif isinstance(error, StoreAccessError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from elastic_run import contract
 from elastic_run.rendezvous.coordination.lease import Holder
 from elastic_run.store.errors import (
     CLOSED,
@@ -30,8 +31,10 @@ from tests.support.system import mark_system
 from tests.support.wait import DEADLINE, stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.support.launch import Launched
 
 
 of_etcd = pytest.mark.parametrize("kind", mark_system(ETCD))
@@ -325,6 +328,25 @@ def test_a_stranger_is_no_etcd(kind: str, pieces: tuple[bytes, ...], reason: str
             lease.read()
         assert caught.value.reason == reason
         assert time.monotonic() - begun < stretched(5)
+
+
+#: Answers in the form of etcd, whatever the question is.
+SHAPES = {"etcd": b'{"action": 1, "node": 5}', "etcd-v3": b'{"kvs": [{"value": 5}]}'}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_job_gives_up_a_stranger_that_looks_like_etcd(
+    launch: Callable[..., Launched], worker: Callable[[str], Path], kind: str
+) -> None:
+    """It waits until join_timeout, as for any store that isn't there, and says what it got."""
+    body = SHAPES[kind]
+    head = f"HTTP/1.1 200 OK\r\nX-Etcd-Index: 1\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    with answering(head.encode() + body) as (port, _):
+        flags = (f"--rdzv-backend={kind}", f"--rdzv-endpoint={LOOPBACK}:{port}", "--rdzv-conf=join_timeout=1")
+        job = launch("--nnodes=2", *flags, worker("say('worker')"))
+        assert job.wait_exit() == contract.EXIT_RENDEZVOUS
+    assert "the answer can't be read: " in " ".join(job.stderr.split())
+    assert "Traceback" not in job.stderr
 
 
 # --- around it -------------------------------------------------------------------------------------------------------
