@@ -223,7 +223,6 @@ class Job:
     order: int = 0  # The number of facts that needed a place in an order
     refusals: tuple[Refusal, ...] = ()  # Nodes that are still to be told
     scripts: tuple[RoleScript, ...] = ()  # What each role runs, as the first of its nodes said
-    rank_claims: tuple[str, ...] = ()  # Nodes that came with a fixed rank which another node had; see `ranks`
 
     # The round.
     round: Round | None = None  # The last round that has started, or None
