@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.report.job_result import Attempt, JobResult
 
-
 #: Verdicts on this node, which may come before its first worker.
 _OF_NODE = frozenset(("unhealthy", "excluded"))
 #: Attempts that are remembered beside the first one.
@@ -58,6 +57,7 @@ class History:
     Attributes:
         ends: The ends of the last round's workers; empty if all ended with exit code 0.
         root: The worker of the last round that failed first, on this node.
+        versions: Which nodes of the last round have which version of torch; "" where all have the same.
     """
 
     def __init__(self, context: AgentContext) -> None:
@@ -70,7 +70,7 @@ class History:
         self._oom_kills: OomKills | None = None
         self._rule: tuple[WorkerEnd, Rule | None] | None = None
         self._is_prepared = False
-        self._versions = ""
+        self.versions = ""
         self._blamed: WorkerEnd | None = None
         self._overdue: Mapping[int, Dump] = {}
         self._before_stop: Mapping[int, Dump] = {}
@@ -178,10 +178,6 @@ class History:
 
         return describe_ends(self.ends)
 
-    def add_versions(self, versions: str) -> None:
-        """Note which nodes of the last round have which version of torch; "" where all have the same."""
-        self._versions = versions
-
     def add_verdict(self, end: End) -> None:
         """Take over the job's verdict: the same root cause and attempts on every node."""
         from elastic_run.report.failure_documents import decode_root_cause, read_places
@@ -247,16 +243,9 @@ class History:
     def _remember_attempt(self, root: WorkerEnd) -> None:
         from elastic_run.report.job_result import Attempt
 
-        if self._round is not None:
-            ended = self._round
-            attempt = Attempt(
-                ended.restart_count,
-                root,
-                started_at=ended.started_at,
-                uptime=ended.uptime,
-                kept_state=self._context.kept_label(),
-            )
-            self._attempts.append(attempt)
+        if (ended := self._round) is not None:
+            label = self._context.kept_label()
+            self._attempts.append(Attempt(ended.restart_count, root, ended.started_at, ended.uptime, label))
             # Of a job that restarts for months the first attempt and the last ones.
             del self._attempts[1:-_LAST_ATTEMPTS]
 
@@ -285,7 +274,7 @@ class History:
             signal=finish.signal,
             rule=None if finish.verdict == "success" else self._find_rule(self.root),
             store_port=context.group.master_port if is_store_ours else None,
-            versions=self._versions,
+            versions=self.versions,
             recorder=None if finish.verdict == "success" else self._read_recorders(),
             world_size=context.group.workers[0].world_size,
             nnodes=context.group.group_world_size or 1,
@@ -372,11 +361,9 @@ class History:
         from elastic_run.report import lines
 
         sender = "" if number is None else self._context.senders.find(number)
-        return (
-            ""
-            if number is None or not sender
-            else self._context.senders.find_reason(number) or lines.sent_by(number, sender)
-        )
+        if number is None or not sender:
+            return ""
+        return self._context.senders.find_reason(number) or lines.sent_by(number, sender)
 
     def _hang_detail(self, verdict: str) -> str:
         """Say that a hang found no restart left; other ends by a hang have a detail or another verdict."""
@@ -413,7 +400,10 @@ def _search(rules: Sequence[Rule], said: str, path: str) -> Rule | None:
         number = len((error.stdout or b"").splitlines())
         message = f"{path}, rule {number}: the search took more than {_SEARCH:g} s, so no rule is used"
         raise ValueError(message) from None
-    place = int((done.stdout.split() or ["-1"])[-1])
+    if done.returncode:
+        message = f"{path}: no rule is used, as the process that searches failed: {done.stderr.strip()[-200:]}"
+        raise ValueError(message)
+    place = int(done.stdout.split()[-1])
     return rules[place] if place >= 0 else None
 
 

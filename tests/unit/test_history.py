@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from elastic_run import contract
-from elastic_run.agent.history import History
+from elastic_run.agent.history import History, _search
 from elastic_run.cluster import limits
+from elastic_run.core.failure.diagnose import Rule
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.documents import End
@@ -18,6 +19,8 @@ from elastic_run.report.failure_documents import encode_root_cause
 from tests.support.job_results import stopped, worker_end
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from elastic_run.agent.driver.context import AgentContext
 
 
@@ -63,6 +66,16 @@ def test_a_job_that_has_succeeded_has_no_cause(history: History) -> None:
     history.add_verdict(End("success", 0))
     assert history.root is None
     assert history.ends == stopped(0, 1)
+
+
+def test_a_search_that_fails_finds_no_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process may be killed in the middle of a rule: that rule has fitted nothing."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho 0\nkill -9 $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("elastic_run.agent.history.own_interpreter", lambda: str(program))
+    with pytest.raises(ValueError, match=r"rules.toml: no rule is used, as the process that searches failed"):
+        _search([Rule("bucket-7", "Ask Anna.")], "bucket-8", "rules.toml")
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ class Supervisor:
         self._write_kept_state()
         history = self.parts.history
         if self._job is not None and self._job.place is not None:
-            history.add_versions(self._job.place.versions)
+            history.versions = self._job.place.versions
         if self._job is not None and self._job.ended is not None:
             history.add_verdict(self._job.ended)
         finish = self._finish or messages.Finish("internal_error")
