@@ -50,7 +50,7 @@ __getattr__ = lazy_names(
 
 
 class PluginHungError(Exception):
-    """The job has ended, and a plug-in's call has not returned: Python's own end might wait for its locks for ever."""
+    """The job has ended while a call of a plug-in still runs. A normal exit of Python might wait for it for ever."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
@@ -58,7 +58,7 @@ class PluginHungError(Exception):
 
 
 class StopRequests:
-    """The signals that ask to stop a job; they may come from any thread, and before there is a receiver.
+    """Signals that ask to stop a job. Any thread may send one, also before the job has a receiver.
 
     Each request reaches the receiver once, whichever thread passes it on: a second SIGINT means that the workers are
     killed at once. A list does without a lock, which a signal handler of the program might find taken by its own

@@ -47,7 +47,7 @@ _SLOW_LOOKUP = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """One look-up of a name; it has failed if there are no addresses."""
+    """The result of looking up a name. Without addresses the look-up has failed, and `failure` says why."""
 
     name: str
     addresses: tuple[str, ...]
@@ -56,7 +56,7 @@ class Lookup:
 
 
 def check_names(subject: Subject) -> list[Finding]:
-    """Look up this machine's own name and the endpoints' hosts."""
+    """Check that this machine's own name and the hosts of the endpoints have addresses."""
     own = _look_up(subject.hostname, subject.timeout)
     found = check_own_name(own, is_alone=subject.most_nodes == 1, interface=subject.environ.get(_GLOO, ""))
     for host in dict.fromkeys(host for host, _ in subject.endpoints):

@@ -31,15 +31,15 @@ _PIECE = 16 * 1024
 
 
 class Waiter:
-    """One client's wait for keys."""
+    """A client that waits for keys."""
 
     __slots__ = ("callback", "cost", "missing", "queue")
 
     def __init__(self, missing: set[bytes], callback: Callable[[], None]) -> None:
-        self.cost = len(missing) * WAIT_COST + sum(map(len, missing))  # bytes that the wait takes
-        self.missing = missing  # the keys that are not there yet
+        self.cost = len(missing) * WAIT_COST + sum(map(len, missing))  # the bytes of memory that this object counts for
+        self.missing = missing  # the keys that are not set yet
         self.callback: Callable[[], None] | None = callback
-        self.queue: bytes | None = None  # the queue whose push ended the wait
+        self.queue: bytes | None = None  # the queue that ended the wait by a push
 
 
 class Pieces:
@@ -62,11 +62,11 @@ class Pieces:
 
 
 class MemoryStore:
-    """Keys with values, queues, and waiters."""
+    """The contents of a store: values by key, queues, and clients that wait for a key."""
 
     def __init__(self) -> None:
-        self.limit = UNBOUNDED  # bytes that the keys and values may take
-        self.size = 0  # bytes that they take
+        self.limit = UNBOUNDED  # the most bytes of keys and values
+        self.size = 0  # the bytes of keys and values now
         #: The waiters for a key in order of arrival. A dict, since a thousand may wait for one key and each may cancel.
         self.waiters: dict[bytes, dict[Waiter, None]] = {}
         self._values: dict[bytes, bytes | Pieces] = {}

@@ -168,7 +168,7 @@ class _Rank0Store(WorkerStore):
         self.port = self._held.getsockname()[1]
 
     def serve(self, loop: Loop) -> None:
-        """Nothing to do: the worker of rank 0 serves it."""
+        """Do nothing: the worker of rank 0 serves this store."""
 
     def renew(self) -> WorkerStore:
         if self._fixed_port:
@@ -183,7 +183,7 @@ class _Rank0Store(WorkerStore):
 
 # --- ports -----------------------------------------------------------------------------------------------------------
 class PortTakenError(StoreError, OSError):
-    """Another process listens on the port; only the message looks for it, and many of these errors are never shown."""
+    """Another process listens on the port. Its name is looked up when the message is shown, since few of them are."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -195,7 +195,7 @@ class PortTakenError(StoreError, OSError):
 
     @property
     def fact(self) -> str:
-        """The message without its advice, which is for a job of one node."""
+        """The message without the advice, which does not fit a job of several nodes."""
         if not self._fact:
             owner = find_port_owner(self.port)
             self._fact = f"port {self.port} is taken{f' by {owner}' if owner else ''}"
@@ -203,9 +203,9 @@ class PortTakenError(StoreError, OSError):
 
 
 def open_listeners(hosts: Sequence[str], port: int = 0) -> list[_socket.socket]:
-    """Listen on the same port of several numeric addresses of this machine; of all interfaces if there are none.
+    """Listen on one port at several numeric addresses of this machine, or at all its addresses if none is given.
 
-    Port 0 stands for one that is free on all of them. Returns a non-blocking socket for each address, in their order.
+    Port 0 means any port that is free at each address. Returns a non-blocking socket for each address, in their order.
     Raises `PortTakenError` if another process listens there, and OSError if the system refuses.
     """
     for _ in range(_ATTEMPTS - 1 if port == 0 and len(hosts) > 1 else 0):

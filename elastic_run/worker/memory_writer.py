@@ -113,10 +113,10 @@ class MemoryWriter(StorageWriter):
         return _with_storage(plan, _Saver(find_place(node), node.own, records))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Number the generation, and name the one that stays until this one is whole.
+        """Number the new generation, and choose the generation that stays until the new one is whole.
 
         Raises:
-            KeptStateError: Not all workers of the job take part, or several have the same memory.
+            KeptStateError: Some workers of the job take no part in the save, or two workers have the same memory.
         """
         world = int(os.environ.get("WORLD_SIZE", "1"))
         node = open_memories(os.environ)

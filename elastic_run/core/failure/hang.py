@@ -351,7 +351,7 @@ def _read_rank(worker: Document) -> Stillness:
 
 
 # --- an exception that has ended a main thread, as the worker itself reports it ---------------------------------------
-#: What the functions wait for that multiprocessing calls at the end of a program.
+#: At the end of a program multiprocessing calls these functions; each may wait, for the reason beside it.
 _OF_MULTIPROCESSING = {
     "_exit_function": "a child process still runs",
     "__call__": "a queue, a pool or another object of multiprocessing does not end",

@@ -116,8 +116,8 @@ def _take_in(job: Job, events: Sequence[Event], now: float) -> Job:
             state, memory = event.state, event.state.memory
             state = state if memory is None else replace(state, memory=None)
             if describe_misfit(state, config, job.scripts):
-                # It will be refused. What it says of rounds and coordinators is of another job: this one would wait for
-                # the members of its round, and end when they don't come.
+                # This node will be refused: its rounds and coordinators belong to another job. If they counted, this
+                # job would wait for the members of that round, and end when they don't come.
                 state = replace(state, promise=job.promise, started=None, accepted=(), known_round=0, dead="")
             elif memory is not None and (job.memory is None or _edition(memory) > _edition(job.memory)):
                 job = take_memory(job, memory, now)

@@ -345,10 +345,10 @@ class NodeState:
     ended: RoundEnd | None = None  # How that round has ended on this node, or None
     leaving: str = ""  # Why the node goes, a word of `restart_policy`; "" while it stays
     leaving_detail: str = ""  # One sentence for the user, or ""
-    #: The newest memory of the job that it was given, in its first document after a connection; else None
+    #: The newest memory of the job that a coordinator gave to this node; only in the first document of a connection
     memory: JobMemory | None = None
-    known_round: int = 0  # The highest number of a round of which it has heard
-    dead: str = ""  # A coordinator that is surely dead, as the node has seen; "" for none
+    known_round: int = 0  # The highest round number that this node knows
+    dead: str = ""  # The id of a coordinator whose death this node has seen, or ""
 
     def __post_init__(self) -> None:
         _check_word("NodeState.phase", self.phase, NODE_PHASES)

@@ -57,7 +57,11 @@ def _take(taken: dict[int, str], wishes: Iterable[tuple[Node, int | None]], size
 
 
 def assign_worker_ranks(sizes: Sequence[tuple[str, int]]) -> tuple[WorkerRanks, ...]:
-    """Return the ranks of each node's first worker; `sizes` has role and number of workers by group rank."""
+    """Return the ranks of each node's first worker.
+
+    Args:
+        sizes: The role and the number of workers of each node, in the order of the group ranks.
+    """
     totals: Counter[str] = Counter()
     for role, size in sizes:
         totals[role] += size
@@ -71,7 +75,7 @@ def assign_worker_ranks(sizes: Sequence[tuple[str, int]]) -> tuple[WorkerRanks, 
 
 # --- fixed ranks ------------------------------------------------------------------------------------------------------
 def find_disputes(job: Job) -> list[tuple[Node, Node]]:
-    """Return the nodes with a fixed rank that a node has which came before, each with that one."""
+    """Return pairs of nodes that were given the same fixed rank: the later node, then the node that came first."""
     fixed = [node for node in job.nodes.values() if node.node_info.has_fixed_rank]
     holders: dict[int | None, Node] = {}
     found = []

@@ -199,7 +199,7 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
 
     Args:
         fn: The function.
-        error_handler: The handler that records; None for the handler of `get_error_handler`.
+        error_handler: The handler that records the exception; None for a new one, as `get_error_handler` makes it.
 
     Returns:
         The function. It raises what `fn` raises, except that `SystemExit(0)` becomes a return of None, as with torch.
@@ -223,7 +223,8 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
             elif failure.error_file != NOT_AVAILABLE:
                 handler.dump_error_file(failure.error_file, failure.exitcode)
             raise
-        _call_hook(handler, "record_success")  # out here, so that what it raises is not recorded as the function's
+        # Outside of the try: an exception of this hook must not be recorded as one of the function.
+        _call_hook(handler, "record_success")
         return result
 
     return wrapper

@@ -4,7 +4,7 @@
 - The second guardian does what the first one does, half a second later, or as soon as the first one has ended: it acts
   where the first one was killed, even at the same moment as the launcher, or was stopped. Usually it finds nothing.
   Measured: when launcher and guardian were killed together, 12 of 12 workers lived on without it, and none with it.
-- It is in the session of the first, by which the launcher knows it, and in a process group of its own.
+- The second guardian stays in the session of the first, so the launcher recognises it, but has its own process group.
 - When the launcher and both guardians are killed at the same moment, no process is left to act. Three ways to prevent
   that were rejected; docs/processes.md has the measurements. PR_SET_PDEATHSIG kills the workers before a guardian can
   see which processes are their children, so a child that left session and environment would outlive every SIGKILL of

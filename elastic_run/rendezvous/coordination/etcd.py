@@ -1,8 +1,8 @@
 """etcd: requests over HTTP to any of a cluster's servers; and the lease over version 3, whose gateway takes JSON.
 
 Requests
-- The server that works is kept. Where one fails, or answers that it can't serve now, the next one is asked, round and
-  round until the time is over. So a request may be done twice: callers make that harmless.
+- Requests go to the server that answered last. If it fails, or answers that it can't serve now, the next server is
+  asked, in a circle until the time is over. So etcd may carry out a request twice, and each request here allows that.
 - A server that says nothing is left for the next one soon, at first, and later in the next rounds. When all have failed
   there is a pause before the next round, of random length: a crowd must not ask again in step (`Backoff`).
 - Only the holder of the lease asks for long, a few times in a lease: each request has a connection of its own.

@@ -352,7 +352,7 @@ def test_a_damaged_state_is_not_kept_instead_of_a_sound_one(memories: KeptMemori
 
 
 def test_a_parameter_without_a_gradient_has_no_optimizer_state(memories: KeptMemories) -> None:
-    """What the optimizer knew comes back, group by group; parameters that had no gradient until then begin anew."""
+    """The optimizer's state comes back for each group. Parameters that had no gradient before begin without a state."""
     assert memories.size
 
     def make() -> tuple[torch.nn.ModuleDict, torch.optim.Optimizer]:
@@ -374,7 +374,7 @@ def test_a_parameter_without_a_gradient_has_no_optimizer_state(memories: KeptMem
 def test_only_the_launchers_own_memory_is_opened(
     memories: KeptMemories, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In another pid namespace, or with variables of a launcher that is gone, the path may be that of any file."""
+    """A path of /proc may lead to any file: in another pid namespace, and after the end of the launcher."""
     assert memories.size
     described = json.loads(os.environ[ENV_KEPT_STATE])
     (tmp_path / "log").write_bytes(bytes(8192))
