@@ -127,6 +127,16 @@ def test_workers_are_told_before_a_new_node_comes(launch: Launch, worker: Worker
     assert "new nodes wait" in first.stderr
 
 
+def test_a_worker_that_dies_of_the_scale_up_signal(launch: Launch, worker: Worker) -> None:
+    """Where --scale-up-signal kills a worker without a handler, the report says that elastic-run sent it."""
+    flags = ("--nnodes=1:2", "--max-restarts=0", "--scale-up-signal=SIGUSR1", "--scale-up-grace=20")
+    first = launch(*flags, "--scale-up-delay=0", worker("say('rank', rank)\nsignal.pause()\n"))
+    first.wait_line("rank 0")
+    launch(program=copied(first), env=COPIED)
+    assert first.wait_exit() == 128 + signal.SIGUSR1
+    assert "elastic-run sent SIGUSR1 to say that new nodes wait (--scale-up-signal)" in " ".join(first.stderr.split())
+
+
 def make_place() -> tuple[int, tuple[str, ...]]:
     """Return a free port, and the flags that make nodes meet there."""
     port = free_port()
