@@ -63,13 +63,19 @@ def write_checkpoint(directory: Path) -> Path | None:
         OSError: The disk is full, or the directory can't be written to. The checkpoint before is as it was.
     """
     generations = _list_generations()
-    missing = ""
+    missing, names = "", list[str]()
+
+    def find_finished() -> Path | None:
+        """Return the newest checkpoint that another node has made meanwhile: it removes what is not needed any more."""
+        return next((directory / each for each in names if (directory / each).exists()), None)
+
     for generation, parts in sorted(generations.items(), key=lambda each: -each[0].number):
         label = re.sub(r"[^\w.-]", "-", generation.label)[:100]  # of a MemoryWriter, it may be any text
         name = f"step-{label}-{generation.key}"
         unfinished = directory / f".{name}"
-        if (directory / name).exists():
-            return directory / name  # another node has found all parts
+        names.append(name)
+        if finished := find_finished():
+            return finished
         try:
             unfinished.mkdir(parents=True, exist_ok=True)
             for rank, (memory, record) in parts.items():
@@ -79,17 +85,18 @@ def write_checkpoint(directory: Path) -> Path | None:
             if len(ranks) == generation.world_size:
                 return _finish(directory, name, ranks)
         except FileNotFoundError:
-            if (directory / name).exists():
-                return directory / name
+            if finished := find_finished():
+                return finished
             raise
         except KeptStateError as error:
             missing = missing or f"{error}"
             continue
         there = f"{len(ranks)} of {generation.world_size} parts of {generation.label} are in {unfinished}"
         missing = missing or f"{there}, which all nodes have to share"
-    if missing:
+    finished = find_finished()
+    if missing and finished is None:
         raise IncompleteError(missing)
-    return None
+    return finished
 
 
 def _list_generations() -> dict[Generation, Parts]:
