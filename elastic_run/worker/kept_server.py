@@ -15,6 +15,7 @@ the good ones are in `_GOOD`; any other is the reason why not.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from elastic_run.core.kept_generations import Record
     from elastic_run.worker.kept_memory import KeptMemory
 
-__all__ = ["StateClient", "StatePlace"]
+__all__ = ["StateClient", "StatePlace", "describe_loss"]
 
 #: Seconds without a byte after which the other side counts as lost, and connections at a time.
 _SILENCE, _MOST_CONNECTIONS = 20, 256
@@ -150,23 +151,36 @@ class _Server:
     def __init__(self, memories: NodeMemories) -> None:
         self._node = memories
         self._is_taking = [threading.Lock() for _ in memories.memories]
-        self._places = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        limit = os.sysconf("SC_OPEN_MAX")
+        self._places = threading.BoundedSemaphore(min(_MOST_CONNECTIONS, max(1, limit // 4)) if limit > 0 else 1)
+        #: Those that have not proved that they know the secret, the oldest first.
+        self._strangers: dict[socket.socket, None] = {}
 
     def serve(self, listening: socket.socket) -> None:
         """Take connections, without an end."""
         while True:
-            client, _ = listening.accept()
-            if self._places.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-            else:
-                client.close()
+            try:
+                client, _ = listening.accept()
+            except ConnectionError:
+                continue  # it was gone before
+            if not self._places.acquire(blocking=False):
+                for oldest in list(self._strangers)[:1]:
+                    with contextlib.suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # the thread that waits for its proof closes it
+                if not self._places.acquire(timeout=1):
+                    client.close()
+                    continue
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
         try:
-            _limit_silence(client)
-            with Connection(client.detach()) as connection:
+            with client, Connection(os.dup(client.fileno())) as connection:
+                _limit_silence(client)
+                self._strangers[client] = None
                 deliver_challenge(connection, self._node.secret)
                 answer_challenge(connection, self._node.secret)
+                del self._strangers[client]
+                client.close()
                 while True:
                     request = json.loads(connection.recv_bytes(_LONGEST_REQUEST))
                     if request["do"] == "read":
@@ -178,6 +192,7 @@ class _Server:
         except (OSError, EOFError, AuthenticationError, ValueError, KeyError, IndexError, TypeError):
             pass  # the other side is gone, or a stranger: it sees the end of the connection
         finally:
+            self._strangers.pop(client, None)
             self._places.release()
 
     def _find(self, request: dict[str, Any]) -> tuple[KeptMemory, Record | None]:
@@ -208,9 +223,7 @@ class _Server:
             finally:
                 client.close()
         except (OSError, EOFError, AuthenticationError, KeptStateError) as error:
-            connection.send_bytes(
-                f"the node at {address}: {str(error) or 'the connection ended'}".encode()[:_LONGEST_REQUEST]
-            )
+            connection.send_bytes(f"the node at {address}: {describe_loss(error)}".encode()[:_LONGEST_REQUEST])
             return
         connection.send_bytes(b"done")
 
@@ -248,6 +261,13 @@ def _expect_good(connection: Connection[Any, Any]) -> None:
     answer = connection.recv_bytes(_LONGEST_REQUEST).decode(errors="replace")
     if answer not in _GOOD:
         raise KeptStateError(answer)
+
+
+def describe_loss(error: Exception) -> str:
+    """Say why a connection did not do what it was for."""
+    if isinstance(error, BlockingIOError):  # as the kernel names the end of SO_RCVTIMEO
+        return f"it has been silent for {_SILENCE} s"
+    return str(error) or "the connection ended"
 
 
 def _limit_silence(client: socket.socket, seconds: int = _SILENCE) -> None:

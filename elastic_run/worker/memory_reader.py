@@ -9,6 +9,7 @@ A generation is loaded only if all of its ranks have it; `elastic_run.worker.mem
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -33,7 +34,7 @@ from torch.futures import Future
 from elastic_run.core.kept_generations import newest
 from elastic_run.records import dataclass
 from elastic_run.worker.kept_memory import KeptStateError, open_memories, parse_index
-from elastic_run.worker.kept_server import StateClient, StatePlace
+from elastic_run.worker.kept_server import StateClient, StatePlace, describe_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,13 +78,18 @@ class MemoryReader(StorageReader):
         world_size: The number of ranks that wrote it, or 0.
 
     Raises:
-        KeptStateError: There are several workers and no process group; or the launcher's memory can't be opened.
+        KeptStateError: There are several workers and no process group; or only some nodes have `--keep-state`; or the
+            launcher's memory can't be opened.
     """
 
     def __init__(self) -> None:
         self._node = node = open_memories(os.environ)
         own = [] if node is None else list_parts(node)
         gathered = _gather((None if node is None else find_place(node), own), is_needed=node is not None)
+        missing = [rank for rank, (place, _) in enumerate(gathered) if place is None]
+        if 0 < len(missing) < len(gathered):
+            message = f"the node of rank {missing[0]} was started without --keep-state: give it to all nodes"
+            raise KeptStateError(message)
         self._nodes: dict[str, StatePlace] = {place.node: place for place, _ in gathered if place is not None}
         parts: list[_Part] = [part for _, each in gathered for part in each]
         problems: dict[_Part, str] = {}
@@ -187,8 +193,8 @@ class MemoryReader(StorageReader):
                 self._clients[part.node] = StateClient(place)
             self._clients[part.node].read(part.memory, record, position, memoryview(content))
         except (OSError, EOFError, AuthenticationError, KeptStateError) as error:
-            reason = str(error) or "the connection ended"
-            message = f"the state of rank {record.rank} can't be read from the node at {place.address}: {reason}"
+            where = f"the node at {place.address}"
+            message = f"the state of rank {record.rank} can't be read from {where}: {describe_loss(error)}"
             raise KeptStateError(message) from error
         return torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
@@ -216,24 +222,27 @@ def make_metadata(indexes: Iterable[tuple[list[Entry], Any]]) -> Metadata:
 # --- this node's memories --------------------------------------------------------------------------------------------
 def find_place(node: NodeMemories) -> StatePlace:
     """Return where the state of this node is served."""
-    return StatePlace(node.name, _find_address() if node.port else "", node.port, node.secret)
+    address = _find_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])) if node.port else ""
+    return StatePlace(node.name, address, node.port, node.secret)
 
 
-def _find_address() -> str:
+@functools.cache  # each save needs it, and a name server may be slow
+def _find_address(host: str, port: int) -> str:
     """Return the address by which this node reaches the workers' store: others reach this node there."""
-    place = socket.getaddrinfo(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), type=socket.SOCK_DGRAM)[0]
+    place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(*place[:3]) as unused:
         unused.connect(place[4])  # sends nothing
-        return str(unused.getsockname()[0])
+        address = str(unused.getsockname()[0])
+    # The store's own node: Debian gives a machine's name 127.0.1.1 in its own /etc/hosts, and only there.
+    return host if address.startswith("127.") or address == "::1" else address
 
 
 def list_parts(node: NodeMemories) -> list[_Part]:
-    """Return what this worker's memory holds; the first worker of a node speaks for memories without a worker too."""
-    workers = _local_world_size()
+    """Return what this worker's memory holds, and the memory for copies that it speaks for."""
     return [
         _Part(node.name, number, record)
         for number, memory in enumerate(node.memories)
-        if number == node.own or (node.own == 0 and number >= workers)
+        if number % node.workers == node.own
         for record in memory.read_records()
         if record is not None
     ]

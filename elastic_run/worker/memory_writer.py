@@ -120,12 +120,12 @@ class MemoryWriter(StorageWriter):
         """
         world = int(os.environ.get("WORLD_SIZE", "1"))
         node = open_memories(os.environ)
-        if node is None:
+        savers = [plan.storage_data for plan in plans if isinstance(plan.storage_data, _Saver)]
+        if not savers:
             return plans
-        if len(plans) != world:
-            message = f"{len(plans)} of {world} workers save their state; all have to"
+        if len(savers) != world or node is None:
+            message = f"{len(savers)} of {world} workers save their state; all have to, on nodes with --keep-state"
             raise KeptStateError(message)
-        savers: list[_Saver] = [plan.storage_data for plan in plans]
         if len({(saver.place.node, saver.memory) for saver in savers}) != len(plans):
             message = "several workers have the same memory: --keep-state is not for those that a worker has started"
             raise KeptStateError(message)
