@@ -94,14 +94,22 @@ def _make_plain(line: str) -> str:
 
 
 class CheckProcess:
-    """One run of a command; `on_end` is called once, when nothing of it is left, unless it was cancelled."""
+    """One run of a command; `on_end` is called once, when nothing of it is left, unless it was cancelled.
 
-    def __init__(self, context: AgentContext, on_end: Callable[[CheckEnd], None]) -> None:
+    A process that `is_apart` runs beside the rounds: their end does not end it, nor its end their processes.
+    """
+
+    def __init__(self, context: AgentContext, on_end: Callable[[CheckEnd], None], *, is_apart: bool = False) -> None:
         self._loop = context.loop
         self._context = context
         self._on_end: Callable[[CheckEnd], None] | None = on_end
+        self._is_apart = is_apart
         self._workers = Workers(
-            self._loop, context.guardian, on_exit=self._on_exit, adopts=lambda: context.adopts_orphans
+            self._loop,
+            context.guardian,
+            on_exit=self._on_exit,
+            adopts=None if is_apart else lambda: context.adopts_orphans,
+            is_apart=is_apart,
         )
         self._timer: Timer | None = None
         self._reader = -1
@@ -131,7 +139,7 @@ class CheckProcess:
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
             env = {**inherited_environment(), **(more or {})}
-            if timeout is not None:  # else it outlives a round, at whose end every process with the token is ended
+            if not self._is_apart:  # at the end of a round every process with the token is ended
                 env[contract.ENV_TOKEN] = guardian.worker_token
             pid = start_process(
                 argv,

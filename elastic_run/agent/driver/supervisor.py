@@ -29,7 +29,7 @@ from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
 from elastic_run.multiprocessing.process.guardian import GuardianKeeper
 from elastic_run.multiprocessing.process.process_table import list_handled
-from elastic_run.signals import SIGINT, SIGQUIT, SIGTERM, SIGWINCH, restore_signals
+from elastic_run.signals import SIGINT, SIGQUIT, SIGTERM, SIGWINCH, restore_signals, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -213,10 +213,17 @@ class Supervisor:
             return
         from elastic_run.agent.driver.round_waits import CheckProcess
 
-        def tell(end: CheckEnd) -> None:
-            self._context.say(f"the process that serves the kept state has ended: {end.output.strip()[-500:]}")
+        begun = self._loop.now()
 
-        self._kept_server = CheckProcess(self._context, tell)
+        def tell(end: CheckEnd) -> None:
+            how = f"was killed by {signal_name(-end.exitcode)}" if end.exitcode < 0 else "has ended"
+            is_again = self._loop.now() - begun > _SETTLED
+            what = "it is started again" if is_again else f"other nodes can't read it: {end.output.strip()[-500:]}"
+            self._context.say(f"the process that serves the kept state {how}; {what}")
+            if is_again:
+                self._serve_kept_state()
+
+        self._kept_server = CheckProcess(self._context, tell, is_apart=True)
         argv, variables, listening = command
         try:
             self._kept_server.start(argv, variables, timeout=None, kept=(listening,))

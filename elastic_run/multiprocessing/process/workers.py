@@ -42,6 +42,7 @@ class Workers:
         on_exit: Called with a worker's local rank and exit code (minus the signal's number) when it has ended.
         on_overdue: Called when workers have not stopped shortly before SIGKILL.
         adopts: Says whether orphans of the workers' descendants come to this process; None if they never do.
+        is_apart: Only the sessions count, not the launcher's token: the round's processes are none of these.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Workers:
         on_exit: Callable[[int, int], None],
         on_overdue: Callable[[], None] = lambda: None,
         adopts: Callable[[], bool] | None = None,
+        is_apart: bool = False,
     ) -> None:
         self._loop = loop
         self._guardian = guardian
         self._on_exit = on_exit
         self._on_overdue = on_overdue
         self._adopts = adopts
+        self._token = "" if is_apart else guardian.token
         self._since = process_table.start_time("self")
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
@@ -179,7 +182,7 @@ class Workers:
         spared = self._guardian.spared | self._guardian.own_sessions
         return process_table.find_survivors(
             self._sessions,
-            self._guardian.token,
+            self._token,
             since=self._since,
             ignored=ignored,
             spared=spared,
