@@ -11,22 +11,26 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from multiprocessing import AuthenticationError
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from elastic_run.agent.kept_memory import KeptMemories
 from elastic_run.contract import ENV_KEPT_STATE
-from elastic_run.core.kept_generations import Generation
-from elastic_run.worker import KeptStateError
+from elastic_run.core.kept_generations import Generation, Record
+from elastic_run.worker import KeptStateError, kept_checkpoint
 from elastic_run.worker.kept_checkpoint import IncompleteError, write_checkpoint
 from elastic_run.worker.kept_memory import Entry, NodeMemories
 from elastic_run.worker.kept_server import StateClient, StatePlace
+from elastic_run.worker.memory_reader import find_place, list_parts
 from tests.integration.worker_package.test_kept_state import TRAIN, memories
 from tests.support.local_rendezvous import place, wait_coordinated
+from tests.support.processes import is_gone
 from tests.support.sessions import free_port
 from tests.support.wait import wait_until
 
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from elastic_run.core.kept_generations import Record
+    from elastic_run.worker.kept_memory import KeptMemory
     from tests.support.launch import Launch, Worker
 
 
@@ -111,15 +115,15 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[NodeMe
         yield start
 
 
-def _keep(memories: NodeMemories, number: int, content: bytes) -> Record:
+def _keep(memories: NodeMemories, number: int, content: bytes, rank: int = 0, world_size: int = 1) -> Record:
     """Keep a generation of one rank, as a save does."""
     memory = memories.memories[0]
     half, start = memory.begin(None)
     memory.write(start, content)
-    generation = Generation(number, f"{number}", f"{number}", 1)
-    memory.commit(half, generation, 0, [Entry("a", None, (), (), "", 0, len(content))], None)
+    generation = Generation(number, f"{number:016}", f"{number}", world_size)
+    memory.commit(half, generation, rank, [Entry("a", None, (), (), "", 0, len(content))], None)
     memory.wait_checked()
-    record = memory.find(f"{number}")
+    record = memory.find(generation.key)
     assert record is not None
     return record
 
@@ -138,7 +142,7 @@ def test_a_copy_keeps_the_generation_that_is_whole(node: Callable[..., tuple[Nod
         other.memories[1].verify(copies[number], threads=1)
         copied = other.memories[1].read(copies[number].start, record.length)
         assert copied == own.memories[0].read(record.start, record.length)
-        whole = f"{number}"
+        whole = record.generation.key
 
 
 def test_ranges_are_read_from_another_node(node: Callable[..., tuple[NodeMemories, StatePlace]]) -> None:
@@ -171,12 +175,12 @@ def test_a_copy_that_cannot_be_taken_says_why(node: Callable[..., tuple[NodeMemo
 
 
 def test_a_stranger_gets_nothing(node: Callable[..., tuple[NodeMemories, StatePlace]]) -> None:
-    """Without the secret, with bytes of another protocol, and with silence: the server goes on."""
+    """Without the secret, with bytes of another protocol, and with silence of any number: the server goes on."""
     own, own_place = node()
     record = _keep(own, 1, b"state")
     with pytest.raises(AuthenticationError):
         StateClient(dataclasses.replace(own_place, secret=b"guess"))
-    silent = [socket.create_connection(("127.0.0.1", own_place.port)) for _ in range(100)]
+    silent = [socket.create_connection(("127.0.0.1", own_place.port)) for _ in range(300)]
     for bytes_ in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096):
         with socket.create_connection(("127.0.0.1", own_place.port)) as stranger:
             stranger.sendall(bytes_)
@@ -212,3 +216,117 @@ def test_parts_of_other_nodes_are_waited_for_in_the_directory(
     load(state, checkpoint_id=tmp_path / "latest", no_dist=True)
     assert state["a"].tolist() == [0.0, 1.0]
     other.close()
+
+
+def test_a_node_sees_the_checkpoint_that_another_has_made_meanwhile(
+    memories: KeptMemories, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A node that still writes the generation before says where the newest is, and not that a directory is gone."""
+    assert memories.size
+    other = KeptMemories(1 << 20, 1)
+    described = (os.environ[ENV_KEPT_STATE], other.describe(0)[ENV_KEPT_STATE])
+    for rank, text in enumerate(described):
+        for number in (1, 2):
+            _keep(NodeMemories(text), number, b"state", rank, 2)
+    write_part, checkpoint = kept_checkpoint._write_part, tmp_path / f"step-2-{2:016}"
+
+    def write(memory: KeptMemory, record: Record, rank: int, directory: Path) -> None:
+        if (record.generation.number, rank) == (1, 0):
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setenv(ENV_KEPT_STATE, described[1])
+                assert write_checkpoint(tmp_path) == checkpoint
+        write_part(memory, record, rank, directory)
+
+    monkeypatch.setattr(kept_checkpoint, "_write_part", write)
+    assert write_checkpoint(tmp_path) == checkpoint
+    assert (tmp_path / "latest").resolve() == checkpoint
+    other.close()
+
+
+def test_other_nodes_get_an_address_that_leads_to_this_one(
+    node: Callable[..., tuple[NodeMemories, StatePlace]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of rank 0's node may be a loopback address in its own /etc/hosts; a name server is asked once."""
+    asked = []
+
+    def look_up(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.1.1", port))]
+
+    monkeypatch.setenv("MASTER_ADDR", "node0.example")
+    own, _ = node()
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert [find_place(own).address for _ in range(2)] == ["node0.example"] * 2
+    assert asked == ["node0.example"]
+
+
+def test_the_workers_of_a_node_share_the_check_of_copies() -> None:
+    """Each memory is one worker's, so that a restart does not wait for one that reads all copies."""
+    made = KeptMemories(4 << 20, 2, 1)
+    workers = [NodeMemories(made.describe(number)[ENV_KEPT_STATE]) for number in range(2)]
+    for number, memory in enumerate(workers[0].memories):
+        memory.write_record(0, Record(Generation(1, "a", "1", 4), number, 0, 0, 0, 0))
+    assert [[part.memory for part in list_parts(each)] for each in workers] == [[0, 2], [1, 3]]
+    made.close()
+
+
+def test_a_node_without_the_flag_is_an_error(launch: Launch, worker: Worker) -> None:
+    """Else the others would wait in a save for workers that keep nothing."""
+    program = worker(
+        "import os, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp\n"
+        "from elastic_run.worker import KeptState, KeptStateError, MemoryWriter\n"
+        "dist.init_process_group('gloo')\n"
+        "for without in ('0', '1'):\n"
+        "    if os.environ['RANK'] == without:\n"
+        f"        kept = os.environ.pop('{ENV_KEPT_STATE}')\n"
+        "    for call in (KeptState(model=torch.nn.Linear(1, 1)).restore,\n"
+        "                 lambda: dcp.save({'a': torch.ones(1)}, storage_writer=MemoryWriter())):\n"
+        "        try:\n"
+        "            call()\n"
+        "        except (KeptStateError, dcp.api.CheckpointException) as error:\n"
+        "            print(type(error).__name__, error, flush=True)\n"
+        "    if os.environ['RANK'] == without:\n"
+        f"        os.environ['{ENV_KEPT_STATE}'] = kept\n"
+        "dist.destroy_process_group()\n"
+    )
+    job = launch("--nproc-per-node=2", "--keep-state=8MB", program)
+    assert job.wait_exit() == 0, job.stderr
+    for rank in range(2):
+        line = f"KeptStateError the node of rank {rank} was started without --keep-state: give it to all nodes"
+        assert job.stdout.count(line) == 2, job.stdout
+    assert job.stdout.count("1 of 2 workers save their state; all have to, on nodes with --keep-state") >= 4, job.stdout
+
+
+def test_a_server_that_is_killed_is_started_again(launch: Launch, worker: Worker) -> None:
+    """The system may kill it when memory runs out; a line says so, and the workers live. It ends with the launcher."""
+    flags = ("--nnodes=1:2", "--nproc-per-node=1", "--keep-state=8MB", *place(free_port(), "last_call_timeout=0.1"))
+    job = launch(*flags, worker("import os, signal\nprint('begun', os.getpid(), flush=True)\nsignal.pause()\n"))
+
+    def find_servers() -> set[int]:
+        children = psutil.Process(job.process.pid).children(recursive=True)
+        return {each.pid for each in children if "elastic_run.worker.kept_server" in each.cmdline()}
+
+    pid = int(job.wait_line(r"begun (\d+)")[1])
+    (first,) = wait_until(find_servers, what="a server")
+    begun = time.monotonic()
+    wait_until(lambda: time.monotonic() - begun > 1.1, what="a server that did not fail to start")
+    os.kill(first, signal.SIGKILL)
+    job.wait_line("the process that serves the kept state was killed by SIGKILL; it is started again")
+    (second,) = wait_until(lambda: find_servers() - {first}, what="another server")
+    assert not is_gone(pid)
+    job.process.kill()
+    wait_until(lambda: is_gone(second) and is_gone(pid), what="their end")
+
+
+def test_what_a_worker_left_in_the_background_lives_after_a_success(launch: Launch, worker: Worker) -> None:
+    """The end of the process that serves the kept state ends nothing else."""
+    flags = ("--nnodes=1:2", "--nproc-per-node=1", "--keep-state=8MB", *place(free_port(), "last_call_timeout=0.1"))
+    body = (
+        "import subprocess\nquiet = {name: subprocess.DEVNULL for name in ('stdout', 'stderr')}\n"
+        "print('left', subprocess.Popen(['sleep', '100'], start_new_session=True, **quiet).pid, flush=True)\n"
+    )
+    job = launch(*flags, worker(body))
+    pid = int(job.wait_line(r"left (\d+)")[1])
+    assert job.wait_exit() == 0
+    assert not is_gone(pid)
+    os.kill(pid, signal.SIGKILL)
