@@ -114,8 +114,13 @@ def _lose_node(installation: Installation) -> float:
         first.wait_lines(5, starting="stepped 0", deadline=_DEADLINE)
         spare = start()
         end = time.monotonic() + _DEADLINE
-        while "spare" not in spare.errors and time.monotonic() < end:
+        while "spare" not in spare.errors:
+            if time.monotonic() > end:
+                message = f"the third node is no spare: {spare.errors}"
+                raise BenchmarkError(message)
             time.sleep(0.05)
+            second.read()  # else its worker waits for the pipe
+            first.read()
         before = max(int(line.split()[4]) for line in first.lines if line.startswith("stepped"))
         killed_at = second.send(signal.SIGKILL)
         stepped = spare.wait_lines(1, starting="stepped", deadline=_DEADLINE)[0]
