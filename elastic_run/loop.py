@@ -397,6 +397,7 @@ class Loop:
         """Put the signal handlers back and close what the loop owns; children are not touched."""
         if self._wake_read < 0:
             return
+        program = self._previous_handlers.get(signals.SIGCHLD)
         self._restore_signals()
         self._poll.close()
         with self._wake_lock:
@@ -406,6 +407,9 @@ class Loop:
         for fd in own:
             if fd >= 0:
                 os.close(fd)
+        # The end of a child of the program's own, which came after the last turn.
+        if signals.SIGCHLD in self._signals and callable(program):
+            program(signals.SIGCHLD, None)
 
 
 def _take_each(queue: list[T]) -> Iterator[T]:

@@ -195,6 +195,21 @@ def test_an_exception_at_one_exit_loses_no_other(loop: Loop) -> None:
         signal.signal(signal.SIGCHLD, previous)
 
 
+def test_the_end_of_a_child_after_the_last_turn_is_told_to_the_program() -> None:
+    """A program's handler gets every SIGCHLD, also one that came when the loop did not turn any more."""
+    seen: list[int] = []
+    previous = signal.signal(signal.SIGCHLD, lambda number, _: seen.append(number))
+    try:
+        loop = Loop()
+        loop.keep_exits()
+        signal.raise_signal(signal.SIGCHLD)
+        assert not seen
+        loop.close()
+        assert seen == [signal.SIGCHLD]
+    finally:
+        signal.signal(signal.SIGCHLD, previous)
+
+
 def test_no_wake_up_is_lost(loop: Loop, quick_switches: None) -> None:
     """Of thousands that threads hand over while the loop turns, each is called once."""
     del quick_switches
