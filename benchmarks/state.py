@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from benchmarks.figures import Bar, Comparison, alone, compared, interleave
 from benchmarks.job import BenchmarkError, Job
 from benchmarks.warm import _FRESH_STORE as FRESH_STORE
+from tests.support.local_rendezvous import wait_coordinated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,7 +111,9 @@ def _lose_node(installation: Installation) -> float:
             command = [*installation.elastic_run, *flags]
             return ends.enter_context(Job(command, directory=installation.directory, env=None))
 
-        first, second = start(), start()
+        first = start()
+        wait_coordinated(port, run_id="state")  # the job would end with the node that serves its store
+        second = start()
         first.wait_lines(5, starting="stepped 0", deadline=_DEADLINE)
         spare = start()
         end = time.monotonic() + _DEADLINE
