@@ -368,6 +368,11 @@ class NodeMemories:
         return len(self.memories) > self.workers
 
 
+#: Held while a process maps its memories: `functools.cache` may call the function in two threads at once, and each
+#: would have its own lock for the halves.
+_mapping = threading.Lock()
+
+
 @functools.cache
 def _map(pid: int, text: str) -> NodeMemories:  # noqa: ARG001 - a fork maps them anew: a thread may hold the parent's
     return NodeMemories(text)
@@ -382,8 +387,11 @@ def open_memories(environment: Mapping[str, str]) -> NodeMemories | None:
         KeptStateError: The launcher has them, and they can't be opened from here.
     """
     text = environment.get(ENV_KEPT_STATE, "")
+    if not text:
+        return None
     try:
-        return _map(os.getpid(), text) if text else None
+        with _mapping:
+            return _map(os.getpid(), text)
     except OSError as error:
         message = f"the launcher's memory {error.filename} can't be opened from here: {error.strerror}"
         raise KeptStateError(message) from error
