@@ -2,10 +2,6 @@
 
 A worker without a process group is a group of one only if no launcher placed it among others. Else it would take its
 own value for everybody's, and a plain mistake would show as a model that learns badly.
-
-torch.distributed's own all-to-all stops the gradient, and gloo refuses some types (int16, float8). `all_to_all` sends
-rows as bytes, which every backend can, without a copy. The way back is the same exchange with the splits swapped, so it
-can be differentiated again.
 """
 
 from __future__ import annotations
@@ -82,11 +78,7 @@ def any_rank(answer: bool, *, group: dist.ProcessGroup | None = None) -> bool:
 
 
 def has_peers(group: dist.ProcessGroup | None) -> bool:
-    """Tell whether there is anybody to exchange with.
-
-    Raises:
-        WorkerError: There is, but no process group to do it in; or this worker is not in the group.
-    """
+    """Tell whether there is anybody to exchange with; raise WorkerError if there is no way to."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -129,7 +121,8 @@ def all_to_all(
 ) -> torch.Tensor:
     """Send some rows of a tensor to each rank, and return those that came from each; gradients go the way back.
 
-    Every rank of the group calls it, with tensors that differ in the number of rows only.
+    Every rank of the group calls it, with tensors that differ in the number of rows only. torch.distributed's own stops
+    the gradient, and gloo refuses some types (int16, float8): here rows go as bytes, which every backend can.
 
     Args:
         rows: Of shape (rows, …): first those for rank 0, then those for rank 1, and so on.

@@ -1,9 +1,8 @@
 """A sign of life to a program that watches the workers.
 
-The seam: a launcher that wants to know names a file of this worker's own in ELASTIC_RUN_HEARTBEAT_FILE. A heartbeat
-replaces the file's content by one short line, the count of heartbeats and the step, in one write: ``17 step=300``. The
-watcher looks whether it changes, by its own clock. Not a pipe: a full one would block the training, and children would
-hold it open. Without the variable a heartbeat costs a look into the environment, once, and a comparison later.
+A launcher that wants to know names a file of this worker's own in ELASTIC_RUN_HEARTBEAT_FILE. A heartbeat replaces its
+content by one short line, the count of heartbeats and the step, in one write: ``17 step=300``. The watcher looks
+whether it changes, by its own clock. Not a pipe: a full one would block the training, and children would hold it open.
 """
 
 from __future__ import annotations

@@ -1,24 +1,8 @@
 """How the workers of a job connect and part: the store first, then the process group, then one all-reduce as proof.
 
-torch alone leaves a worker that waits for a missing rank without its name: until the timeout, then with the message of
-some layer below. So each rank first writes its host's name into the store: a rank without a name there is missing. Each
-rank also writes when it has made its process group. If the all-reduce fails, these entries show which ranks can't be
-reached.
-
-Every wait is the store's own, and each rank does the same few operations, however many ranks there are.
-
-At its end a worker lets its process groups go so that neither gloo nor Python has to wait for the other:
-gloo's destructor waits for its threads, and such a thread may need Python's lock to let tensors go. Python destroys a
-group without that lock; the reducer of a model in DDP, which holds the group as well, destroys it with the lock held:
-both wait for ever. When Python is on its way out by then, the thread is ended instead, and the process aborts (torch
-issue 190489; seen with 2.13). So models let go first, then the group, while Python is all there. A group that the
-script still holds then is never destroyed: the process's end takes it. After a failure there may be collectives that
-never end, since the others wait for this worker: then no group is destroyed, or the whole job would wait for their
-timeout.
-
-Before torch 2.8, Python holds the lock as well when it destroys a group. With these releases no group is destroyed at
-the end. The tensors of our own small reductions are held, since a thread of gloo needs the lock only for a tensor that
-nobody else holds. A thread that needs the lock when Python has ended still aborts the process there.
+Each rank writes its host's name into the store, and later that it has made its process group: torch alone leaves a
+worker that waits for a missing rank without its name. Every wait is the store's own, and each rank does the same few
+operations, however many ranks there are. At its end a worker lets its process groups go, see `destroy_groups`.
 """
 
 from __future__ import annotations
@@ -130,11 +114,7 @@ class RankBarrier:
 
 
 def join(place: Place, choice: Choice, *, timeout: dt.timedelta, generation: int) -> RankBarrier:
-    """Make the process group and prove that it works; this process has made `generation` groups before.
-
-    Raises:
-        JoinError: The store or a rank can't be reached.
-    """
+    """Make the process group and prove that it works; this process has made `generation` groups before."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     store = PrefixStore(f"{_PREFIX}/{generation}", _open_store(place, timeout))
@@ -186,7 +166,6 @@ def _open_store(place: Place, timeout: dt.timedelta) -> Store:
 
 
 def _store_failure(place: Place, timeout: dt.timedelta, error: Exception) -> JoinError:
-    where = f"rank {place.rank} on {os.uname().nodename}"
     address = f"{place.master_addr}:{place.master_port} (MASTER_ADDR, MASTER_PORT)"
     if place.serves_store:
         problem = f"could not serve the workers' store at {address}"
@@ -194,6 +173,7 @@ def _store_failure(place: Place, timeout: dt.timedelta, error: Exception) -> Joi
     else:
         problem = f"could not reach the workers' store at {address} within {timeout.total_seconds():g} s"
         advice = "does the worker run that serves it, does the name resolve here, does a firewall let the port through?"
+    where = f"rank {place.rank} on {os.uname().nodename}"
     return JoinError(f"{where} {problem} ({advice}). torch says: {_first_line(error)}")
 
 
@@ -238,7 +218,7 @@ def _first_line(error: Exception) -> str:
 
 # --- leaving ---------------------------------------------------------------------------------------------------------
 def keep_tensor(reduced: torch.Tensor) -> None:
-    """Hold a small tensor that a collective has reduced until the next one comes."""
+    """Hold a small tensor that a collective has reduced until the next one comes, for torch before 2.8."""
     _last_reduced.append(reduced)
 
 
@@ -248,7 +228,15 @@ def has_failed() -> bool:
 
 
 def destroy_groups() -> None:
-    """Destroy all process groups except those that the program still holds."""
+    """Destroy all process groups except those that the program still holds.
+
+    gloo's destructor waits for its threads, and such a thread may need Python's lock to let tensors go. Python destroys
+    a group without that lock; the reducer of a model in DDP, which holds the group as well, destroys it with the lock
+    held: both wait for ever. When Python is on its way out by then, the thread is ended instead, and the process aborts
+    (torch issue 190489; seen with 2.13). So models let go first, then the group, while Python is all there. A group
+    that the script still holds is never destroyed: the process's end takes it. Before torch 2.8, Python holds the lock
+    in both cases: no group is destroyed, and `keep_tensor` holds those that a thread of gloo would let go.
+    """
     import torch
     import torch.distributed as dist
 
@@ -263,7 +251,11 @@ def destroy_groups() -> None:
 
 
 def keep_groups() -> None:
-    """Let all process groups be there until the process is gone, also when Python clears its modules."""
+    """Let all process groups be there until the process is gone, also when Python clears its modules.
+
+    After a failure there may be collectives that never end, since the others wait for this worker: to destroy a group
+    would make the whole job wait for their timeout.
+    """
     _keep(_groups())
 
 
@@ -275,10 +267,10 @@ def _keep(groups: Iterable[dist.ProcessGroup]) -> None:
 
 
 def _groups() -> list[dist.ProcessGroup]:
-    import torch.distributed as dist
-
     # Private, but the one place that knows the groups of a DeviceMesh too; torch has had it since 2.0.
-    return list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
+    from torch.distributed.distributed_c10d import _world
+
+    return list(_world.pg_map)
 
 
 def _release_models() -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ParallelGroup", "ParallelGroups", "parallel_groups"]
 
+_WAYS = ("pipeline", "data", "model")
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelGroup:
@@ -73,37 +75,24 @@ def parallel_groups(*, data: int | None = None, pipeline: int = 1, model: int = 
         raise WorkerError(message)
     shape = mesh_shape(dist.get_world_size(), data=data, pipeline=pipeline, model=model)
     device_type = "cuda" if "nccl" in dist.get_backend() else "cpu"
-    mesh = init_device_mesh(device_type, shape, mesh_dim_names=("pipeline", "data", "model"))
-    return ParallelGroups(mesh, *(_group_of(mesh, name) for name in ("pipeline", "data", "model")))
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=_WAYS)
+    groups = ((mesh.get_group(way), mesh.get_local_rank(way), mesh.size(number)) for number, way in enumerate(_WAYS))
+    return ParallelGroups(mesh, *(ParallelGroup(*group) for group in groups))
 
 
 def mesh_shape(world_size: int, *, data: int | None, pipeline: int, model: int) -> tuple[int, int, int]:
-    """Return how many ranks there are in each dimension, in the order pipeline, data, model.
-
-    Raises:
-        ValueError: As for `parallel_groups`.
-    """
+    """Return how many ranks there are in each dimension, in the order pipeline, data, model."""
+    others = pipeline * model
     sizes = {"data": data, "pipeline": pipeline, "model": model}
     for name, size in sizes.items():
         # The caller's annotation is a promise, and sizes often come from a file of settings.
         if size is not None and (size < 1 or size != int(size)):
             message = f"{name}={size}: a size is a whole number from 1 up"
             raise ValueError(message)
-    others = pipeline * model
     if data is None:
-        if world_size % others:
-            message = (
-                f"pipeline={pipeline} x model={model} = {others}, which does not divide the world size, {world_size}"
-            )
-            raise ValueError(message)
-        data = world_size // others
+        data = max(1, world_size // others)
     if data * others != world_size:
         product = f"data={data} x pipeline={pipeline} x model={model} = {data * others}"
         message = f"{product}, but the world size is {world_size}"
         raise ValueError(message)
     return (pipeline, data, model)
-
-
-def _group_of(mesh: DeviceMesh, name: str) -> ParallelGroup:
-    group = mesh.get_group(name)
-    return ParallelGroup(group, mesh.get_local_rank(name), group.size())

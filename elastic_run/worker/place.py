@@ -2,13 +2,8 @@
 
 RANK counts before the variables of Slurm: a launcher inside a Slurm job sets RANK for each of its workers, of which
 Slurm knows nothing. But if srun itself has started this process, RANK may be left over from another shell. Without RANK
-the variables of a Slurm step count. If some of them are missing, the process is refused: each task would train alone.
-A batch script is no step, though Slurm sets SLURM_PROCID=0 and SLURM_NTASKS for it too: a python that is
-started there directly is one process. A process without a launcher is rank 0 of 1.
-
-With one device per worker in sight (Slurm's --gpus-per-task, --virtual-local-rank) the device is number 0 for all;
-otherwise the local rank chooses. A worker that would share another's device is refused: NCCL can't do that, and says so
-late and unclearly.
+the variables of a Slurm step count; a batch script is no step, though Slurm sets SLURM_PROCID=0 and SLURM_NTASKS for it
+too: a python that is started there directly is one process. A process without a launcher is rank 0 of 1.
 """
 
 from __future__ import annotations
@@ -102,11 +97,7 @@ def find_place() -> Place:
 
 
 def place_from(environment: Mapping[str, str], *, pid: int = 0, running_step: str | None = None) -> Place:
-    """Find out which worker a process is, by its environment and pid, and the step of Slurm in which it is seen to run.
-
-    Raises:
-        PlaceError: Variables are missing, no numbers, out of range or another process's; the message names them.
-    """
+    """Find out which worker a process is; `running_step` is the step of Slurm in which it is seen to run."""
     if environment.get("RANK"):
         place = _launched_place(environment)
         _check_task(environment, place, pid)
@@ -276,20 +267,15 @@ def choose_device(
     device_count: int,
     is_each_its_own: bool,
 ) -> Choice:
-    """Choose backend and device; a CUDA device may be asked for without its number.
+    """Choose backend and device for what a script asked for; a CUDA device may be asked for without its number.
 
-    Args:
-        backend: What the script asked for, or None.
-        device: Likewise.
-        local_rank: Of this worker.
-        local_world_size: Workers on this node.
-        device_count: CUDA devices that this process sees; 0 where CUDA can't be used.
-        is_each_its_own: Whether workers may see different devices, since something limits what they see.
+    The process sees `device_count` CUDA devices. With `is_each_its_own`, something limits what each worker sees
+    (Slurm's --gpus-per-task, --virtual-local-rank): one device in sight is the worker's own then, number 0. A worker
+    that would share another's device is refused: NCCL can't do that, and says so late and unclearly.
     """
     wants_nccl = backend is not None and "nccl" in backend
     if device is None:
-        wants_cuda = wants_nccl or (backend is None and device_count > 0)
-        device = _CUDA if wants_cuda else "cpu"
+        device = _CUDA if wants_nccl or (backend is None and device_count > 0) else "cpu"
     kind = device.partition(":")[0]
     if wants_nccl and kind != _CUDA:
         message = f"backend={backend} works on CUDA devices only, not on device={device}"
@@ -299,17 +285,12 @@ def choose_device(
         message = f"{asked}: this process sees no CUDA device (CUDA_VISIBLE_DEVICES, the driver, torch built for CUDA?)"
         raise PlaceError(message)
     if device == _CUDA:
-        device = f"{_CUDA}:{_choose_index(local_rank, local_world_size, device_count, is_each_its_own=is_each_its_own)}"
+        index = 0 if is_each_its_own and device_count == 1 else local_rank
+        if index >= device_count:
+            message = (
+                f"local rank {local_rank} of {local_world_size} has no CUDA device of its own, {device_count} seen "
+                "from here: start fewer workers on each node (--nproc-per-node=gpu), or ask for device='cpu'"
+            )
+            raise PlaceError(message)
+        device = f"{_CUDA}:{index}"
     return Choice(backend or ("nccl" if kind == _CUDA else "gloo"), device)
-
-
-def _choose_index(local_rank: int, local_world_size: int, device_count: int, *, is_each_its_own: bool) -> int:
-    if local_rank < device_count:
-        return local_rank
-    if device_count == 1 and is_each_its_own:
-        return 0
-    message = (
-        f"local rank {local_rank} of {local_world_size} has no CUDA device of its own, {device_count} seen from here: "
-        "start fewer workers on each node (--nproc-per-node=gpu), or ask for device='cpu'"
-    )
-    raise PlaceError(message)

@@ -2,18 +2,15 @@
 
 An epoch is one order of all samples, made from seed and epoch alone. Rank r of n takes the samples r, r+n, r+2n, … of
 what is left of it. All ranks take equally many in each step, so what has been taken is always a beginning of that
-order, and one number says how long it is. That number is all there is to save: any number of ranks can go on from it.
-
-What counts is what the training loop took. A DataLoader with workers has drawn far more from the sampler by then, so
-the sampler can't count by itself: `track` counts the batches as it hands them to the loop.
+order, and one number says how long it is: any number of ranks can go on from it. A DataLoader with workers has drawn
+far more from the sampler than the loop took, so `track` counts the batches as it hands them to the loop.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sized
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import Sampler
@@ -30,28 +27,6 @@ __all__ = ["ElasticSampler"]
 
 _T = TypeVar("_T")
 _TAILS = ("once", "pad", "drop", "uneven")
-
-
-class SamplerState(TypedDict):
-    """What `ElasticSampler.state_dict` returns: plain numbers, for any format of checkpoints."""
-
-    epoch: int
-    consumed: int
-    seed: int
-    size: int
-    shuffle: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Batches:
-    """How a loader makes batches of a rank's samples; without one each sample is a step."""
-
-    size: int = 1
-    is_last_dropped: bool = False
-
-    def count(self, samples: int) -> int:
-        """Return how many steps so many samples make."""
-        return samples // self.size if self.is_last_dropped else -(-samples // self.size)
 
 
 class ElasticSampler(Sampler[int]):
@@ -71,7 +46,7 @@ class ElasticSampler(Sampler[int]):
 
     Raises:
         TypeError: The data set has no length.
-        ValueError: `tail` is none of these, the number is negative, or the rank isn't below the world size.
+        ValueError: `tail` is none of these, or the rank isn't below the world size.
     """
 
     def __init__(
@@ -87,9 +62,6 @@ class ElasticSampler(Sampler[int]):
         if isinstance(data, bool) or not isinstance(data, int | Sized):
             message = f"the data set of type {type(data).__name__} has no length"
             raise TypeError(message)
-        if isinstance(data, int) and data < 0:
-            message = f"data={data}: a number of samples is 0 or more"
-            raise ValueError(message)
         if tail not in _TAILS:
             message = f"tail={tail!r} is none of {', '.join(map(repr, _TAILS))}"
             raise ValueError(message)
@@ -106,7 +78,9 @@ class ElasticSampler(Sampler[int]):
         self._consumed = 0
         self._is_uncounted = False
         self._is_through = False
-        self._batches = _Batches()
+        #: How the loader makes batches, as `track` finds out; without one each sample is a step.
+        self._batch_size = 1
+        self._is_last_dropped = False
 
     @property
     def epoch(self) -> int:
@@ -133,8 +107,9 @@ class ElasticSampler(Sampler[int]):
             return fewest
         if self._tail == "uneven":
             return own
-        is_enough = self._tail == "once" and self._batches.count(own) == self._batches.count(most)
-        return own if is_enough else most
+        size = self._batch_size
+        steps = [samples // size if self._is_last_dropped else -(-samples // size) for samples in (own, most)]
+        return own if self._tail == "once" and steps[0] == steps[1] else most
 
     def __iter__(self) -> Iterator[int]:
         self._is_uncounted = True
@@ -171,18 +146,23 @@ class ElasticSampler(Sampler[int]):
         if self._is_through and self._size:
             message = f"epoch {self._epoch} is used up, nothing is left of it: call set_epoch({self._epoch + 1}) first"
             warnings.warn(message, stacklevel=2)
-        self._batches = self._batches_of(loader)
+        batches = loader.batch_sampler
+        if (loader.sampler if batches is None else getattr(batches, "sampler", None)) is not self:
+            message = "the loader does not use this sampler: DataLoader(…, sampler=sampler)"
+            raise ValueError(message)
+        self._batch_size = int(getattr(batches, "batch_size", 1))
+        self._is_last_dropped = getattr(batches, "drop_last", False)
         try:
             for batch in loader:
-                self.advance(self._batches.size)
+                self.advance(self._batch_size)
                 yield batch
         finally:
-            self._batches = _Batches()
+            self._batch_size, self._is_last_dropped = 1, False
         self._is_uncounted = False
         self._is_through = True
         self._consumed = self._size
 
-    def state_dict(self) -> SamplerState:
+    def state_dict(self) -> dict[str, int | bool]:
         """Return where the epoch is: the same on every rank between two steps, so one rank may save it for all.
 
         It warns when samples were handed out but not counted: a job that goes on from there takes them again.
@@ -209,10 +189,7 @@ class ElasticSampler(Sampler[int]):
         """
         try:
             loaded = {name: int(state[name]) for name in ("epoch", "consumed", "seed", "size", "shuffle")}
-        except KeyError as error:
-            message = f"the state has no {error}: it was not written by ElasticSampler.state_dict"
-            raise ValueError(message) from None
-        except (TypeError, ValueError):
+        except (KeyError, TypeError, ValueError):
             message = f"the state was not written by ElasticSampler.state_dict: {state!r:.200}"
             raise ValueError(message) from None
         if loaded["size"] != self._size:
@@ -220,9 +197,6 @@ class ElasticSampler(Sampler[int]):
             raise ValueError(message)
         if bool(loaded["shuffle"]) != self._shuffle:
             message = f"the state was written with shuffle={bool(loaded['shuffle'])}, this sampler has {self._shuffle}"
-            raise ValueError(message)
-        if not 0 <= loaded["consumed"] <= self._size:
-            message = f"the state says consumed={loaded['consumed']}, which is not from 0 to {self._size}"
             raise ValueError(message)
         self._epoch, self._consumed, self._seed = loaded["epoch"], loaded["consumed"], loaded["seed"]
         self._is_through = False
@@ -232,13 +206,3 @@ class ElasticSampler(Sampler[int]):
             return torch.arange(self._size)
         generator = torch.Generator().manual_seed(self._seed + self._epoch)
         return torch.randperm(self._size, generator=generator)
-
-    def _batches_of(self, loader: DataLoader[_T]) -> _Batches:
-        batches = loader.batch_sampler
-        sampler = loader.sampler if batches is None else getattr(batches, "sampler", None)
-        if sampler is not self:
-            message = "the loader does not use this sampler: DataLoader(…, sampler=sampler)"
-            raise ValueError(message)
-        if batches is None:
-            return _Batches()
-        return _Batches(int(getattr(batches, "batch_size", 1)), is_last_dropped=getattr(batches, "drop_last", False))

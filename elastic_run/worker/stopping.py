@@ -1,13 +1,9 @@
-"""Whether this worker was told that it will be stopped.
+"""Whether this worker was told that it will be stopped: by a signal, or by the time.
 
-The launcher tells by a signal: SIGTERM when the job or its node ends, --scale-up-signal before workers start again
-with new nodes; that one's name comes in ELASTIC_RUN_SCALE_UP_SIGNAL. The handler only notes it; Python runs it
-between two instructions, so a worker inside a collective learns of it when that returns.
-The time counts as well: a launcher in a Slurm job says in ELASTIC_RUN_STOP_TIME when the workers have to begin to
-save, so that they are done before Slurm kills them.
-
-Signals reach the ranks at different steps, some of them only some ranks. A rank that leaves the loop alone lets the
-others hang in their next collective. So with ``everywhere`` all ranks ask each other, and all get the same answer.
+The launcher sends SIGTERM when the job or its node ends, and --scale-up-signal before workers start again with new
+nodes; that one's name comes in ELASTIC_RUN_SCALE_UP_SIGNAL. Python runs the handler between two instructions, so a
+worker inside a collective learns of it when that returns. A launcher in a Slurm job says in ELASTIC_RUN_STOP_TIME when
+the workers have to begin to save, so that they are done before Slurm kills them.
 """
 
 from __future__ import annotations
@@ -50,7 +46,8 @@ class _Watch:
         if threading.current_thread() is not threading.main_thread():
             message = "call stop_requested() once in the main thread before other threads ask: it sets signal handlers"
             raise WorkerError(message)
-        for number in _stop_signals():
+        name = os.environ.get(ENV_SCALE_UP_SIGNAL, "")
+        for number in {signal.SIGTERM, signal.Signals.__members__.get(name, signal.SIGTERM)}:
             self._catch(number)
         text = os.environ.get(ENV_STOP_TIME, "")
         if text.isdecimal():
@@ -102,11 +99,3 @@ def stop_requested(*, everywhere: bool = False) -> bool:
         # Kept, so that all ranks ask for the last time at the same call.
         _watch.is_agreed = any_rank(_watch.is_requested)
     return _watch.is_agreed if everywhere else _watch.is_requested
-
-
-def _stop_signals() -> set[signal.Signals]:
-    numbers = {signal.SIGTERM}
-    name = os.environ.get(ENV_SCALE_UP_SIGNAL, "")
-    if name in signal.Signals.__members__:
-        numbers.add(signal.Signals[name])
-    return numbers

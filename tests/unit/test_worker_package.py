@@ -200,7 +200,7 @@ def test_sizes_make_a_mesh(world_size: int, sizes: dict[str, int], shape: tuple[
     ("sizes", "message"),
     [
         ({"data": 2, "pipeline": 1, "model": 2}, "data=2 x pipeline=1 x model=2 = 4, but the world size is 6"),
-        ({"data": None, "pipeline": 2, "model": 2}, "= 4, which does not divide the world size, 6"),
+        ({"data": None, "pipeline": 2, "model": 2}, "= 4, but the world size is 6"),
         ({"data": 0, "pipeline": 1, "model": 1}, "data=0: a size is a whole number from 1 up"),
         ({"data": None, "pipeline": -1, "model": 1}, "pipeline=-1: a size is a whole number from 1 up"),
         ({"data": None, "pipeline": 1, "model": 1.5}, "model=1.5: a size is a whole number from 1 up"),

@@ -192,7 +192,7 @@ def test_parallel_groups(run: Callable[..., list[dict[str, Any]]]) -> None:
         assert word["names"] == ["pipeline", "data", "model"]
         assert word["errors"] == [
             "data=3 x pipeline=1 x model=1 = 3, but the world size is 4",
-            "pipeline=1 x model=3 = 3, which does not divide the world size, 4",
+            "data=1 x pipeline=1 x model=3 = 3, but the world size is 4",
         ]
 
 
