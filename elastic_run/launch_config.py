@@ -206,12 +206,14 @@ def make_agent_context(
 
 def _keep_state(settings: AgentConfig, config: LaunchConfig) -> KeptMemories:
     from elastic_run.agent.kept_memory import KeptMemories, choose_size
+    from elastic_run.core.kept_generations import read_size
 
     workers, is_served = config.nproc_per_node, config.max_nodes > 1
     copies = settings.keep_state_copies if is_served else 0
     size = choose_size(settings.keep_state, workers * (1 + copies))
+    bandwidth = read_size(settings.keep_state_bandwidth or "auto")
     try:
-        return KeptMemories(size, workers, copies, is_served=is_served)
+        return KeptMemories(size, workers, copies, bandwidth=bandwidth, is_served=is_served)
     except OSError as error:  # EFBIG with a limit of ulimit -f
         message = f"keep state gets no {size / 1e6:,.0f} MB of memory from the system: {error.strerror}"
         raise ValueError(message) from error

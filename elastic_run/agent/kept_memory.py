@@ -34,21 +34,18 @@ _LEAST = 1 << 20
 
 
 class KeptMemories:
-    """The memories of this node's workers, and those for copies.
+    """The memories of this node's workers, and those for copies: `size` bytes of all together.
 
-    Args:
-        size: Bytes of all together.
-        workers: Their number.
-        copies: Copies that this node keeps of each worker of another node: 0 or 1.
-        is_served: Whether other nodes may ask for this node's.
-
-    Raises:
-        OSError: The system gives none.
+    There are `copies` (0 or 1) of each worker of another node, which come at `bandwidth` bytes a second at most, unless
+    that is 0. With `is_served` other nodes may ask for this node's state.
     """
 
-    def __init__(self, size: int, workers: int, copies: int = 0, *, is_served: bool = False) -> None:
+    def __init__(
+        self, size: int, workers: int, copies: int = 0, *, bandwidth: int = 0, is_served: bool = False
+    ) -> None:
         self.size = size
         self._workers = workers
+        self._rate = -(-bandwidth // workers)
         self._secret = secrets.token_hex(32)
         self._listening = open_at_any_port() if is_served else None
         # Random: a worker in another pid namespace, or with variables of a launcher that is gone, must not take the
@@ -74,6 +71,7 @@ class KeptMemories:
             "paths": [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in self._descriptors],
             "port": 0 if self._listening is None else self._listening.getsockname()[1],
             "secret": self._secret,
+            "rate": self._rate,
         }
         return {ENV_KEPT_STATE: json.dumps(found)}
 
@@ -124,11 +122,7 @@ def _read_records(descriptor: int) -> list[Record]:
 
 
 def choose_size(wanted: str, memories: int) -> int:
-    """Return the bytes to make, for --keep-state: what the user wants, or half of what is left for `auto`.
-
-    Args:
-        wanted: The value of the flag.
-        memories: Their number; each has an equal part.
+    """Return the bytes of all memories, for a --keep-state: with `auto`, half of what is left.
 
     Raises:
         ValueError: So much is not left, or it is too little for the workers.

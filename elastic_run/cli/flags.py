@@ -180,6 +180,8 @@ _TEXTS = {
     "is left. The script uses KeptState or MemoryWriter of elastic_run.worker (docs/kept-state.md).",
     "--keep-state-copies": "With --keep-state and several nodes: 1 keeps a copy of each node's state on the next "
     "node, so that the state outlives a node too. Copies take half of --keep-state.",
+    "--keep-state-bandwidth": "With --keep-state-copies: the most bytes a second at which copies come to this node "
+    "(500MB); as fast as the network unless given.",
     "--keep-state-dir": "With --keep-state: if the job fails or is stopped, write the newest state to DIR/latest, a "
     "checkpoint of torch.distributed.checkpoint. It may take --shutdown-timeout.",
     "--requeue": "On Slurm: after SIGTERM has stopped the job (#SBATCH --signal=TERM@120), ask Slurm to run it "
@@ -332,6 +334,7 @@ FLAGS: tuple[Flag, ...] = (
         Flag("--kill-background-processes", is_ours=True),
         Flag("--keep-state", "SIZE", read.memory_size, default="", is_ours=True),
         Flag("--keep-state-copies", "0|1", read.zero_or_one, default=0, is_ours=True),
+        Flag("--keep-state-bandwidth", "SIZE", read.memory_size, default="", is_ours=True),
         Flag("--keep-state-dir", "DIR", default="", is_ours=True),
         Flag("--requeue", "N", read.count, is_ours=True),
     ),

@@ -229,7 +229,7 @@ def job_id(text: str) -> str:
 
 
 def memory_size(text: str) -> str:
-    """Check the size of --keep-state; the text stays as it is."""
+    """Check a size of --keep-state or its copies' bandwidth; the text stays as it is."""
     if text:
         from elastic_run.core.kept_generations import read_size
 

@@ -7,8 +7,7 @@ makes them a checkpoint: the nodes need a directory that they share, and nothing
 know whether the others have its newest generation, so it writes the one before as well, unless the newest is complete.
 
 `DIRECTORY/latest` is a symbolic link to the checkpoint, and changes when the new one is whole: a full disk, or the end
-of the time that the process had, leaves the one before, which is removed only after that. A checkpoint of another
-name is not ours, and stays.
+of the time that the process had, leaves the one before. After that, all others with names of ours are removed.
 """
 
 from __future__ import annotations
@@ -50,53 +49,49 @@ class IncompleteError(KeptStateError):
 
 
 def write_checkpoint(directory: Path) -> Path | None:
-    """Write what this node holds of the newest state.
-
-    Args:
-        directory: Where the checkpoints are; it is made.
-
-    Returns:
-        The checkpoint, or None if no state is kept.
+    """Write what this node holds of the newest state; return the checkpoint, or None if no state is kept.
 
     Raises:
-        IncompleteError: Other nodes have not written theirs yet.
+        KeptStateError: Other nodes have not written theirs yet, or this node's is damaged.
         OSError: The disk is full, or the directory can't be written to. The checkpoint before is as it was.
     """
-    generations = _list_generations()
-    missing, names = "", list[str]()
+    names: list[str] = []
+    problem: KeptStateError | None = None
 
     def find_finished() -> Path | None:
         """Return the newest checkpoint that another node has made meanwhile: it removes what is not needed any more."""
         return next((directory / each for each in names if (directory / each).exists()), None)
 
-    for generation, parts in sorted(generations.items(), key=lambda each: -each[0].number):
+    for generation, parts in sorted(_list_generations().items(), key=lambda each: -each[0].number):
         label = re.sub(r"[^\w.-]", "-", generation.label)[:100]  # of a MemoryWriter, it may be any text
-        name = f"step-{label}-{generation.key}"
-        unfinished = directory / f".{name}"
-        names.append(name)
-        if finished := find_finished():
-            return finished
+        names.append(f"step-{label}-{generation.key}")
         try:
-            unfinished.mkdir(parents=True, exist_ok=True)
-            for rank, (memory, record) in parts.items():
-                memory.verify(record, threads=1)
-                _write_part(memory, record, rank, unfinished)
-            ranks = [rank for rank in range(generation.world_size) if (unfinished / _index_name(rank)).exists()]
-            if len(ranks) == generation.world_size:
-                return _finish(directory, name, ranks)
+            return find_finished() or _write_generation(directory, names[-1], generation, parts)
         except FileNotFoundError:
             if finished := find_finished():
                 return finished
             raise
         except KeptStateError as error:
-            missing = missing or f"{error}"
-            continue
-        there = f"{len(ranks)} of {generation.world_size} parts of {generation.label} are in {unfinished}"
-        missing = missing or f"{there}, which all nodes have to share"
+            problem = problem or error
     finished = find_finished()
-    if missing and finished is None:
-        raise IncompleteError(missing)
+    if problem and finished is None:
+        raise problem
     return finished
+
+
+def _write_generation(directory: Path, name: str, generation: Generation, parts: Parts) -> Path:
+    """Write this node's parts, and make a checkpoint of them and of those that other nodes have written."""
+    unfinished = directory / f".{name}"
+    unfinished.mkdir(parents=True, exist_ok=True)
+    for rank, (memory, record) in parts.items():
+        memory.verify(record, threads=1)
+        _write_part(memory, record, rank, unfinished)
+    ranks = [rank for rank in range(generation.world_size) if (unfinished / _index_name(rank)).exists()]
+    if len(ranks) < generation.world_size:
+        there = f"{len(ranks)} of {generation.world_size} parts of {generation.label} are in {unfinished}"
+        message = f"{there}, which all nodes have to share"
+        raise IncompleteError(message)
+    return _finish(directory, name, ranks)
 
 
 def _list_generations() -> dict[Generation, Parts]:
@@ -128,7 +123,7 @@ def _write_part(memory: KeptMemory, record: Record, rank: int, directory: Path) 
                 raw = memory.view(record.start + entry.position, entry.length)
                 # A copy: torch writes the whole memory that a tensor is a view of.
                 torch.save(raw.view(getattr(torch, entry.dtype)).view(entry.sizes).clone(), file)
-            index.append((entry.as_list(), start, file.tell() - start))
+            index.append((entry, start, file.tell() - start))
 
     _write_file(directory / f"__{rank}_0.distcp", write)
     _write_file(directory / _index_name(rank), lambda file: file.write(json.dumps([index, planner_data]).encode()))
@@ -136,7 +131,7 @@ def _write_part(memory: KeptMemory, record: Record, rank: int, directory: Path) 
 
 def _finish(directory: Path, name: str, ranks: list[int]) -> Path:
     """Make a checkpoint of all ranks' parts, and let the link lead to it."""
-    unfinished, link = directory / f".{name}", directory / LATEST
+    unfinished = directory / f".{name}"
     indexes, places = [], {}
     for rank in ranks:
         index, planner_data = json.loads((unfinished / _index_name(rank)).read_bytes())
@@ -147,14 +142,14 @@ def _finish(directory: Path, name: str, ranks: list[int]) -> Path:
     metadata = make_metadata(indexes)
     metadata.storage_data = places
     _write_file(unfinished / ".metadata", lambda file: pickle.dump(metadata, file))
-    before = os.readlink(link) if link.is_symlink() else ""
     unfinished.rename(directory / name)
-    new = directory / f".{LATEST}-{secrets.token_hex(4)}"
+    new = directory / f".{LATEST}"
+    new.unlink(missing_ok=True)  # of a process that was killed here
     new.symlink_to(name)
-    new.replace(link)
-    for old in (before, *(each.name for each in directory.glob(".step-*"))):
-        if old != name and _OURS.fullmatch(old.removeprefix(".")):
-            shutil.rmtree(directory / old, ignore_errors=True)
+    new.replace(directory / LATEST)
+    for each in directory.iterdir():
+        if each.name != name and _OURS.fullmatch(each.name.removeprefix(".")):
+            shutil.rmtree(each, ignore_errors=True)
     return directory / name
 
 
@@ -177,9 +172,9 @@ def main() -> int:
     try:
         checkpoint = write_checkpoint(Path(sys.argv[1]))
     except (KeptStateError, OSError) as error:
-        print(f"the kept state was not written to {sys.argv[1]}: {error}")  # noqa: T201 - the launcher reads it
+        sys.stdout.write(f"the kept state was not written to {sys.argv[1]}: {error}\n")  # the launcher reads it
         return 1
-    print("" if checkpoint is None else f"the kept state is in {checkpoint}")  # noqa: T201 - ditto
+    sys.stdout.write("" if checkpoint is None else f"the kept state is in {checkpoint}\n")
     return 0
 
 

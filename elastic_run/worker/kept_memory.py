@@ -17,7 +17,7 @@ import threading
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from elastic_run.contract import ENV_KEPT_STATE
 from elastic_run.core.kept_generations import HALVES, RECORD, Record, choose_half, decode, encode, half_of
@@ -25,7 +25,7 @@ from elastic_run.records import replace
 from elastic_run.worker.place import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     import torch
@@ -61,48 +61,20 @@ class DamagedStateError(KeptStateError):
     """Bytes of a kept state are not those that were written."""
 
 
-class Entry:
-    """Where a memory holds one tensor, or the bytes of one object.
+class Entry(NamedTuple):
+    """Where a memory holds one tensor, or the bytes of one object."""
 
-    Args:
-        name: The name in the state dict, as torch.distributed.checkpoint flattens it.
-        offsets: Where a tensor's part lies in the whole tensor; None for an object.
-        sizes: The shape of the part.
-        whole: The shape of the whole tensor.
-        dtype: The name of its type, such as `float32`.
-        position: The first byte, from the beginning of the half.
-        length: Its bytes.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        offsets: tuple[int, ...] | None,
-        sizes: tuple[int, ...],
-        whole: tuple[int, ...],
-        dtype: str,
-        position: int,
-        length: int,
-    ) -> None:
-        self.name = name
-        self.offsets = None if offsets is None else tuple(offsets)
-        self.sizes = tuple(sizes)
-        self.whole = tuple(whole)
-        self.dtype = dtype
-        self.position = position
-        self.length = length
-
-    def as_list(self) -> list[Any]:
-        """Return the arguments."""
-        return [self.name, self.offsets, self.sizes, self.whole, self.dtype, self.position, self.length]
+    name: str  # In the state dict, as torch.distributed.checkpoint flattens it
+    offsets: Sequence[int] | None  # Where a tensor's part lies in the whole tensor; None for an object
+    sizes: Sequence[int]  # The shape of the part
+    whole: Sequence[int]  # The shape of the whole tensor
+    dtype: str  # The name of its type, such as `float32`
+    position: int  # The first byte, from the beginning of the half
+    length: int  # Its bytes
 
 
 class KeptMemory:
-    """One memory, mapped.
-
-    Args:
-        path: The file of the launcher's process.
-        name: The name that the launcher has given to it.
+    """One memory, mapped: the file `path` of the launcher's process, to which it has given a name.
 
     Raises:
         OSError: It can't be opened, or is another file.
@@ -137,13 +109,8 @@ class KeptMemory:
         return next((one for one in self.read_records() if one is not None and one.generation.key == key), None)
 
     def read_index(self, record: Record) -> tuple[list[Entry], Any]:
-        """Return the entries of a generation, and what the planner noted with them.
-
-        Raises:
-            DamagedStateError: The index is not what was written.
-        """
-        text = self.read(record.start + record.index_start, record.index_length)
-        return parse_index(record, text)
+        """Return the entries of a generation, and what the planner noted with them."""
+        return parse_index(record, self.read(record.start + record.index_start, record.index_length))
 
     # --- bytes -------------------------------------------------------------------------------------------------------
     def view(self, position: int, length: int) -> torch.Tensor:
@@ -188,11 +155,7 @@ class KeptMemory:
 
     # --- writing -----------------------------------------------------------------------------------------------------
     def begin(self, whole: Generation | None) -> tuple[int, int]:
-        """Clear a half for a new generation; return its number and its first byte.
-
-        Args:
-            whole: The newest generation that all ranks have: it stays.
-        """
+        """Clear a half for a new generation, never that of the whole one; return its number and its first byte."""
         self.wait_checked()
         half = choose_half(self.read_records(), whole)
         self.clear(half)
@@ -203,27 +166,17 @@ class KeptMemory:
         half: int,
         generation: Generation,
         rank: int,
-        entries: Iterable[Entry],
+        entries: list[Entry],
         planner_data: object,
         copy: Callable[[Record], object] | None = None,
     ) -> None:
         """Write the index and the record of a generation whose tensors are written, and begin to compute checksums.
 
-        Args:
-            half: The half with the tensors.
-            generation: The generation.
-            rank: The rank whose part this is.
-            entries: Where the tensors and objects are.
-            planner_data: What the planner noted with them.
-            copy: Called with the record, in a thread of its own, when the checksums are written.
-
-        Raises:
-            StateTooLargeError: The index has no room.
+        `copy` is called with the record, in a thread of its own, when the checksums are written.
         """
-        entries = list(entries)
         start, _ = half_of(self.size, half)
         index_start = max((align(one.position + one.length) for one in entries), default=0)
-        index = json.dumps([[one.as_list() for one in entries], planner_data]).encode()
+        index = json.dumps([entries, planner_data]).encode()
         self.check_room(index_start + len(index))
         self.write(start + index_start, index)
         record = Record(generation, rank, start, index_start, len(index), zlib.crc32(index), saved_at=time.monotonic())
@@ -232,11 +185,7 @@ class KeptMemory:
         self._checking.start()
 
     def check_room(self, length: int) -> None:
-        """Refuse what does not fit into a half.
-
-        Raises:
-            StateTooLargeError: It doesn't.
-        """
+        """Raise StateTooLargeError for what does not fit into a half."""
         if length > self.room:
             message = f"the state has {length / 1e6:,.1f} MB, and --keep-state leaves {self.room / 1e6:,.1f} MB to it"
             raise StateTooLargeError(message)
@@ -292,14 +241,10 @@ class KeptMemory:
         return zlib.crc32(self._map[position + words * 8 : position + length], check)
 
     def verify(self, record: Record, threads: int) -> None:
-        """Compare all bytes of a generation with their checksums, if these were computed before the worker died.
+        """Raise DamagedStateError if bytes are not those of their checksums.
 
-        Args:
-            record: Its record.
-            threads: Threads that compute; torch's own are one in a worker, unless OMP_NUM_THREADS says more.
-
-        Raises:
-            DamagedStateError: They differ.
+        There are none if the worker died before they were computed; then only the index is checked. torch's own threads
+        are one in a worker, so several of ours compute.
         """
         entries, _ = self.read_index(record)
         if not record.checks_length:
@@ -319,11 +264,7 @@ class KeptMemory:
 
 
 def parse_index(record: Record, text: bytes) -> tuple[list[Entry], Any]:
-    """Return the entries of a generation, and what the planner noted with them.
-
-    Raises:
-        DamagedStateError: The index is not what was written.
-    """
+    """Return the entries of an index and what the planner noted; raise DamagedStateError if it is damaged."""
     if zlib.crc32(text) != record.index_check:
         message = f"the index of rank {record.rank}'s state is damaged"
         raise DamagedStateError(message)
@@ -339,15 +280,7 @@ def align(position: int) -> int:
 class NodeMemories:
     """The memories of this worker's node: those of its workers, then those for the copies of another node's.
 
-    Args:
-        text: The variable in which the launcher describes them: JSON.
-
-    Attributes:
-        own: The number of this worker's memory. It is not LOCAL_RANK, which --virtual-local-rank makes 0.
-        name: Random, for this node in this job.
-        port: Where the server of the node's state listens, for other nodes; 0 with one node.
-        secret: What a client of it has to know.
-        workers: The number of the workers' memories.
+    The variable in which the launcher describes them is `text`: JSON.
 
     Raises:
         OSError: One can't be opened.
@@ -355,10 +288,11 @@ class NodeMemories:
 
     def __init__(self, text: str) -> None:
         found = json.loads(text)
-        self.own: int = found["number"]
-        self.name: str = found["name"]
-        self.port: int = found["port"]
-        self.secret = bytes.fromhex(found["secret"])
+        self.own: int = found["number"]  # Of this worker's memory. Not LOCAL_RANK, which --virtual-local-rank makes 0
+        self.name: str = found["name"]  # Random, for this node in this job
+        self.port: int = found["port"]  # Of the server of the node's state; 0 with one node
+        self.rate: int = found["rate"]  # Bytes a second at which one copy is fetched at most, or 0
+        self.secret = bytes.fromhex(found["secret"])  # What a client of the server has to know
         self.workers: int = found["workers"]
         self.memories = [KeptMemory(path, f"{self.name}-{number}") for number, path in enumerate(found["paths"])]
 
@@ -374,14 +308,13 @@ _mapping = threading.Lock()
 
 
 @functools.cache
-def _map(pid: int, text: str) -> NodeMemories:  # noqa: ARG001 - a fork maps them anew: a thread may hold the parent's
+def _map(text: str, pid: int) -> NodeMemories:
+    del pid  # a fork maps them anew: a thread may hold the parent's
     return NodeMemories(text)
 
 
 def open_memories(environment: Mapping[str, str]) -> NodeMemories | None:
-    """Return the memories of this worker's node; None where nothing is kept.
-
-    A process maps them once.
+    """Return the memories of this worker's node, which a process maps once; None where nothing is kept.
 
     Raises:
         KeptStateError: The launcher has them, and they can't be opened from here.
@@ -391,7 +324,7 @@ def open_memories(environment: Mapping[str, str]) -> NodeMemories | None:
         return None
     try:
         with _mapping:
-            return _map(os.getpid(), text)
+            return _map(text, os.getpid())
     except OSError as error:
         message = f"the launcher's memory {error.filename} can't be opened from here: {error.strerror}"
         raise KeptStateError(message) from error

@@ -13,9 +13,9 @@ on disk. Checkpoints on disk stay useful: for what ends the launcher too.
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
-import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -99,11 +99,9 @@ class KeptState:
         if not self._writer.is_kept():
             return
         state = self._collect()
-        state[_OF_RANKS] = {f"{_rank()}": _pack(self._collect_of_this_rank())}
+        state[_OF_RANKS] = {_own(): _pack(self._collect_of_this_rank())}
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-                save(state, checkpoint_id=f"{step}", storage_writer=self._writer)
+            save(state, checkpoint_id=f"{step}", storage_writer=self._writer, no_dist=not _has_group())
         except CheckpointException as error:
             causes = [each for each, _ in error.failures.values()]
             kept = next((each for each in causes if isinstance(each, KeptStateError)), None)
@@ -135,15 +133,13 @@ class KeptState:
             return None
         state = self._collect()
         self._leave_out_fresh(state, (reader.read_metadata().planner_data or {}).values())
-        is_same_world = reader.world_size == _world_size()
+        is_same_world = reader.world_size == (dist.get_world_size() if _has_group() else 1)
         if is_same_world:
-            state[_OF_RANKS] = {f"{_rank()}": ()}
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-            load(state, storage_reader=reader)
+            state[_OF_RANKS] = {_own(): ()}
+        load(state, storage_reader=reader, no_dist=not _has_group())
         self._distribute(state)
         if is_same_world:
-            self._distribute_of_this_rank(_unpack(state[_OF_RANKS][f"{_rank()}"]))
+            self._distribute_of_this_rank(_unpack(state[_OF_RANKS][_own()]))
         say(f"kept state: the training goes on from {found}")
         return step
 
@@ -195,9 +191,7 @@ class KeptState:
                 each.load_state_dict(state["objects"][name])
         random.setstate(state["python"])
         if state["numpy"] is not None:
-            import numpy as np
-
-            np.random.set_state(state["numpy"])  # noqa: NPY002 - scripts use it
+            importlib.import_module("numpy").random.set_state(state["numpy"])
         torch.set_rng_state(state["torch"])
         if state["cuda"] is not None and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"])
@@ -233,9 +227,10 @@ def _unpack(packed: tuple[Any]) -> Any:
     return state
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+def _own() -> str:
+    """Return the name of this rank's part."""
+    return f"{dist.get_rank() if _has_group() else 0}"
 
 
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized()

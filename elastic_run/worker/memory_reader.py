@@ -14,7 +14,6 @@ import os
 import socket
 import sys
 from io import BytesIO
-from multiprocessing import AuthenticationError
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,7 +33,7 @@ from torch.futures import Future
 from elastic_run.core.kept_generations import newest
 from elastic_run.records import dataclass
 from elastic_run.worker.kept_memory import KeptStateError, open_memories, parse_index
-from elastic_run.worker.kept_server import StateClient, StatePlace, describe_loss
+from elastic_run.worker.kept_server import LOSSES, StateClient, StatePlace, describe_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,17 +52,11 @@ _MOST_THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The state of one rank in one memory.
+    """The state of one rank in one memory."""
 
-    Args:
-        node: The name of the node's memories.
-        memory: The number of the memory.
-        record: Its record there.
-    """
-
-    node: str
+    node: str  # The name of the node's memories
     memory: int
-    record: Record
+    record: Record  # In this memory
 
 
 class MemoryReader(StorageReader):
@@ -117,16 +110,18 @@ class MemoryReader(StorageReader):
         """Do nothing: which checkpoint is read is decided before."""
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003 - torch's interface
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """See `MemoryWriter.validate_checkpoint_id`."""
+        del checkpoint_id
         return False
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002 - torch's interface
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return what the checkpoint holds.
 
         Raises:
             KeptStateError: There is none, or later saves have replaced it.
         """
+        del args, kwargs
         if self.label is None:
             message = "no state is kept; MemoryReader.label tells whether there is one"
             raise KeptStateError(message)
@@ -192,7 +187,7 @@ class MemoryReader(StorageReader):
             if part.node not in self._clients:
                 self._clients[part.node] = StateClient(place)
             self._clients[part.node].read(part.memory, record, position, memoryview(content))
-        except (OSError, EOFError, AuthenticationError, KeptStateError) as error:
+        except LOSSES as error:
             where = f"the node at {place.address}"
             message = f"the state of rank {record.rank} can't be read from {where}: {describe_loss(error)}"
             raise KeptStateError(message) from error
@@ -281,4 +276,4 @@ def _gather(own: Any, *, is_needed: bool) -> list[Any]:
 def say(line: str) -> None:
     """Write a line for the user, on the first rank."""
     if os.environ.get("RANK", "0") == "0":
-        print(f"elastic-run: {line}", file=sys.stderr, flush=True)  # noqa: T201 - it is for the console
+        sys.stderr.write(f"elastic-run: {line}\n")

@@ -8,13 +8,13 @@ number of ranks are the work of torch.distributed.checkpoint. With copies, each 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import os
 import secrets
 import sys
-from multiprocessing import AuthenticationError
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,7 +24,7 @@ from torch.futures import Future
 from elastic_run.core.kept_generations import Generation, newest
 from elastic_run.records import dataclass
 from elastic_run.worker.kept_memory import Entry, KeptStateError, StateTooLargeError, align, open_memories
-from elastic_run.worker.kept_server import StateClient, StatePlace
+from elastic_run.worker.kept_server import LOSSES, StateClient, describe_loss
 from elastic_run.worker.memory_reader import find_place, list_parts, say
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.kept_generations import Record
     from elastic_run.worker.kept_memory import NodeMemories
+    from elastic_run.worker.kept_server import StatePlace
 
 __all__ = ["MemoryWriter"]
 
@@ -44,19 +45,12 @@ _ADVICE = "--keep-state=SIZE is divided among this node's workers, and each keep
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What the coordinator of a save gives to each rank.
-
-    Args:
-        rank: Of the rank.
-        generation: The one that is written.
-        whole: The one that stays until this one is whole, or None.
-        next_node: Where a copy goes, or None.
-    """
+    """What the coordinator of a save gives to each rank."""
 
     rank: int
     generation: Generation
-    whole: Generation | None
-    next_node: StatePlace | None
+    whole: Generation | None  # The generation that stays until this one is whole
+    next_node: StatePlace | None  # Where a copy goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +87,14 @@ class MemoryWriter(StorageWriter):
         self._label = "" if checkpoint_id is None else str(checkpoint_id)
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003 - torch's interface
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Any id is a label, but a writer of memory has to be given: it is chosen for no id."""
+        del checkpoint_id
         return False
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002 - torch's interface
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Say so if nothing is kept."""
+        del is_coordinator, args, kwargs
         self.is_kept()
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -110,7 +106,7 @@ class MemoryWriter(StorageWriter):
         # has to be whole before the generation that it is of is replaced: a save waits for the copy of the one before.
         node.memories[node.own].wait_checked()
         records = tuple(part.record for part in list_parts(node))
-        return _with_storage(plan, _Saver(find_place(node), node.own, records))
+        return dataclasses.replace(plan, storage_data=_Saver(find_place(node), node.own, records))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Number the new generation, and choose the generation that stays until the new one is whole.
@@ -136,10 +132,11 @@ class MemoryWriter(StorageWriter):
         following = dict(zip((place.node for place in places), (*places[1:], places[0]), strict=True))
         is_copied = node.has_copies and len(places) > 1
         whole = newest(records)
-        return [
-            _with_storage(plan, _Share(rank, generation, whole, following[saver.place.node] if is_copied else None))
-            for rank, (plan, saver) in enumerate(zip(plans, savers, strict=True))
+        shares = [
+            _Share(rank, generation, whole, following[saver.place.node] if is_copied else None)
+            for rank, saver in enumerate(savers)
         ]
+        return [dataclasses.replace(plan, storage_data=share) for plan, share in zip(plans, shares, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Copy this rank's part into its memory.
@@ -210,19 +207,14 @@ def _copy_in(node: NodeMemories, share: _Share, plan: SavePlan, planner: SavePla
 
 
 def _copy_to(node: NodeMemories, next_node: StatePlace, share: _Share, record: Record) -> None:
-    """Have a generation copied to the next node; a line says so if it can't be."""
-    kept = "" if share.whole is None else share.whole.key
+    """Have the next node copy a generation; a line says so if it can't."""
     try:
-        client = StateClient(dataclasses.replace(find_place(node), address="localhost"), is_patient=True)
-        try:
-            client.copy(node.own, record, kept, next_node)
-        finally:
-            client.close()
-    except (OSError, EOFError, AuthenticationError, KeptStateError) as error:
-        reason = str(error) or "the server of this node's state has ended"
-        label = share.generation.label or share.generation.number
-        line = f"elastic-run: kept state: rank {share.rank} has no copy of {label} on another node: {reason}"
-        print(line, file=sys.stderr, flush=True)  # noqa: T201 - it is for the console
+        with contextlib.closing(StateClient(next_node)) as client:
+            client.fetch(node.own, record, "" if share.whole is None else share.whole.key, find_place(node))
+    except LOSSES as error:
+        what = f"rank {share.rank} has no copy of {share.generation.label or share.generation.number} on another node"
+        line = f"elastic-run: kept state: {what}: the node at {next_node.address}: {describe_loss(error)}"
+        sys.stderr.write(f"{line}\n")
 
 
 def _count_bytes(item: WriteItem) -> int:
@@ -240,7 +232,3 @@ def _make_entry(item: WriteItem, data: torch.Tensor | BytesIO, position: int, le
     return Entry(
         item.index.fqn, tuple(item.tensor_data.chunk.offsets), tuple(data.shape), whole, dtype, position, length
     )
-
-
-def _with_storage(plan: SavePlan, storage_data: object) -> SavePlan:
-    return dataclasses.replace(plan, storage_data=storage_data)

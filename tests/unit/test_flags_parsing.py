@@ -142,7 +142,7 @@ def test_every_variable_stands_in_for_its_flag_and_loses_against_it(flag: Flag) 
         "--scale-up-signal": "SIGUSR1",
     }
     texts |= {"--preload": "torch", "--fence-after": "lease", "--config": os.devnull, "--inject-fault": "kill@3s"}
-    texts |= {"--keep-state": "64GB", "--keep-state-copies": "1"}
+    texts |= {"--keep-state": "64GB", "--keep-state-copies": "1", "--keep-state-bandwidth": "500MB"}
     text = "1" if flag.is_switch else texts.get(flag.name, "2")
     words = [flag.name, "s"] if flag.is_switch else [flag.name, text, "s"]
     by_flag = parse(words)

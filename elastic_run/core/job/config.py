@@ -223,5 +223,6 @@ class AgentConfig:
     #: "" for none
     keep_state: str = ""
     keep_state_copies: int = 0  # Copies of each worker's state on another node, 0 or 1
+    keep_state_bandwidth: str = ""  # The most bytes a second at which copies come to a node, such as 500MB, or ""
     keep_state_dir: str = ""  # Directory to which the kept state of a job that fails or is stopped is written, or ""
     inject_fault: str = ""  # Faults that the agent injects into the workers, as `--inject-fault` has them, or ""

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -32,7 +33,7 @@ from tests.integration.worker_package.test_kept_state import TRAIN, memories
 from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.processes import is_gone
 from tests.support.sessions import free_port
-from tests.support.wait import wait_until
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,6 +93,75 @@ def test_a_lost_node_loses_no_state(launch: Launch, worker: Worker, tmp_path: Pa
     assert [each.name for each in kept.iterdir() if each.name.startswith(".")] == []
 
 
+#: Trains a sharded model, and notes world, step and loss; each step is kept, and a checkpoint on a disk as well.
+SHARDED = """
+import os, sys, torch
+import torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+from elastic_run.worker import KeptState
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+directory, begin, steps = sys.argv[1:]
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+kept = KeptState(model=model, optimizer=optimizer)
+if begin:
+    step = int(begin)
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+    dcp.load(states, checkpoint_id=f"{directory}/{step}")
+    set_state_dict(model, optimizer, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+else:
+    step = kept.restore() or 0
+for _ in range(int(steps)):
+    step += 1
+    x = torch.randn(4, 7, generator=torch.Generator().manual_seed(1000 * step + rank))
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    if rank == 0:
+        say("trained", world, step, repr(loss.item()))
+    if not begin:
+        states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+        dcp.save(states, checkpoint_id=f"{directory}/{step}")
+        kept.save(step)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(200)
+def test_another_number_of_nodes_trains_as_from_a_checkpoint(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Two nodes become one, and one becomes two: the losses are those of a job that loads the same step from a disk."""
+    program, port, count = worker(SHARDED), free_port(), 10
+    flags = (
+        *place(port, "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt=4"),
+        *("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--preload=torch"),
+        *("--keep-state=64MB", "--keep-state-copies=1", program, str(tmp_path), "", "1000000"),
+    )
+    first = launch(*flags)
+    wait_coordinated(port)
+    lost = launch(*flags)
+    first.wait_lines("trained 2 ", count=count)
+    lost.process.kill()
+    first.wait_lines("trained 1 ", count=count)
+    trained = len(re.findall("trained 2 ", first.stdout))
+    third = launch(*flags)
+    first.wait_lines("trained 2 ", count=trained + count)
+    for node in (first, third):
+        node.close()
+    words = [line.split()[1:] for line in first.stdout.splitlines() if line.startswith("trained")]
+    lives = [list(life) for _, life in itertools.groupby(words, key=lambda word: word[0])]
+    assert [life[0][0] for life in lives] == ["2", "1", "2"]
+    for life in lives[1:]:
+        world, begin = life[0][0], int(life[0][1]) - 1
+        assert begin > 0
+        job = launch(f"--nproc-per-node={world}", program, str(tmp_path), f"{begin}", f"{count}")
+        assert job.wait_exit() == 0, job.stderr
+        assert [line.split()[1:] for line in job.stdout.splitlines()] == life[:count]
+
+
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[NodeMemories, StatePlace]]]:
     """Start the server of a node's state; more than one may be there."""
@@ -99,8 +169,8 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[NodeMe
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
 
-    def start(copies: int = 1, size: int = 4 << 20) -> tuple[NodeMemories, StatePlace]:
-        made = KeptMemories(size, 1, copies, is_served=True)
+    def start(copies: int = 1, size: int = 4 << 20, bandwidth: int = 0) -> tuple[NodeMemories, StatePlace]:
+        made = KeptMemories(size, 1, copies, bandwidth=bandwidth, is_served=True)
         ends.callback(made.close)
         assert made._listening is not None
         number = made._listening.fileno()
@@ -134,8 +204,8 @@ def test_a_copy_keeps_the_generation_that_is_whole(node: Callable[..., tuple[Nod
     whole = ""
     for number in range(1, 6):
         record = _keep(own, number, random.Random(number).randbytes(100_000))  # noqa: S311 - it repeats
-        client = StateClient(own_place, is_patient=True)
-        client.copy(0, record, whole, other_place)
+        client = StateClient(other_place)
+        client.fetch(0, record, whole, own_place)
         client.close()
         copies = {each.generation.number: each for each in other.memories[1].read_records() if each is not None}
         assert sorted(copies) == ([number - 1, number] if whole else [number])
@@ -164,14 +234,26 @@ def test_a_copy_that_cannot_be_taken_says_why(node: Callable[..., tuple[NodeMemo
     """The other node is gone, has no memory for copies, or less than is needed."""
     own, own_place = node()
     record = _keep(own, 1, bytes(1_000_000))
-    client = StateClient(own_place, is_patient=True)
     for copies, size, reason in ((0, 4 << 20, "no memory for this copy"), (1, 1 << 20, "leaves 0.3 MB to it")):
         with pytest.raises(KeptStateError, match=reason):
-            client.copy(0, record, "", node(copies, size)[1])
+            StateClient(node(copies, size)[1]).fetch(0, record, "", own_place)
     gone = StatePlace("gone", "127.0.0.1", free_port(), b"?")
     with pytest.raises(KeptStateError, match=r"the node at 127\.0\.0\.1: .*Connection refused"):
-        client.copy(0, record, "", gone)
-    client.close()
+        StateClient(node()[1]).fetch(0, record, "", gone)
+
+
+def test_a_copy_takes_no_more_of_the_network_than_it_may(node: Callable[..., tuple[NodeMemories, StatePlace]]) -> None:
+    """--keep-state-bandwidth holds for copies, and not for a restart that reads."""
+    own, own_place = node(0, 16 << 20)
+    record = _keep(own, 1, bytes(6_000_000))
+    begun = time.monotonic()
+    with contextlib.closing(StateClient(node(1, 32 << 20, bandwidth=4_000_000)[1])) as client:
+        client.fetch(0, record, "", own_place)
+    assert 1 < time.monotonic() - begun < stretched(3)
+    begun = time.monotonic()
+    with contextlib.closing(StateClient(own_place)) as client:
+        client.read(0, record, 0, memoryview(bytearray(6_000_000)))
+    assert time.monotonic() - begun < stretched(0.5)
 
 
 def test_a_stranger_gets_nothing(node: Callable[..., tuple[NodeMemories, StatePlace]]) -> None:
