@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run import contract
 from elastic_run.agent.script_name import program_name
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.job.config import FEW_NODES
@@ -25,15 +24,11 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Command
-    from elastic_run.core.failure.diagnose import RecorderFinding, Rule
+    from elastic_run.core.failure.diagnose import Attempt, JobResult, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import OomKills, WorkerEnd
     from elastic_run.core.failure.stacks import Dump, Place
     from elastic_run.core.job.documents import End, EqualErrors, NodeEnds
-    from elastic_run.multiprocessing.output.console import Console
-    from elastic_run.report.job_result import Attempt, JobResult
 
-#: Verdicts on this node, which may come before its first worker.
-_OF_NODE = frozenset(("unhealthy", "excluded"))
 #: Attempts that are remembered beside the first one.
 _LAST_ATTEMPTS = 63
 #: Seconds to find a rule of the user, and the process that searches: an expression may backtrack without end.
@@ -48,7 +43,6 @@ for place, rule in enumerate(rules):
 else:
     print(-1)
 """
-_EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}
 
 
 class History:
@@ -99,7 +93,8 @@ class History:
             import elastic_run.multiprocessing.errors.error_file
             import elastic_run.report.closing_report
             import elastic_run.report.closing_report_sections
-            import elastic_run.report.failure_documents  # noqa: F401
+            import elastic_run.report.failure_documents
+            import elastic_run.report.failure_rules  # noqa: F401
 
     def blame(self, end: WorkerEnd) -> None:
         """Take a worker of this round for the cause, however the stop of the round lets it end."""
@@ -180,8 +175,8 @@ class History:
 
     def add_verdict(self, end: End) -> None:
         """Take over the job's verdict: the same root cause and attempts on every node."""
+        from elastic_run.core.failure.diagnose import Attempt
         from elastic_run.report.failure_documents import decode_root_cause, read_places
-        from elastic_run.report.job_result import Attempt
 
         self._stuck, self._equal_errors = read_places(end.stuck) if end.stuck else {}, end.equal_errors
         root = decode_root_cause(end.root)
@@ -241,7 +236,7 @@ class History:
         self._context.say(lines.awaiting_cause(seconds))
 
     def _remember_attempt(self, root: WorkerEnd) -> None:
-        from elastic_run.report.job_result import Attempt
+        from elastic_run.core.failure.diagnose import Attempt
 
         if (ended := self._round) is not None:
             label = self._context.kept_label()
@@ -250,13 +245,15 @@ class History:
             del self._attempts[1:-_LAST_ATTEMPTS]
 
     def conclude(self, finish: messages.Finish, agent: machine.Agent) -> JobResult:
-        """Return how the job ended."""
-        from elastic_run.report.job_result import JobResult
+        """Return how the job ended, with its causes and what helps."""
+        from elastic_run.core.failure.diagnose import JobResult, explain
+        from elastic_run.report.closing_report import OF_NODE, exit_code
+        from elastic_run.report.failure_rules import built_in_rules
         from elastic_run.store.worker_store import is_served_by_agent
 
         context, spec = self._context, self._context.group.spec
         is_store_ours = is_served_by_agent(context.options.agent_config.worker_store, os.environ)
-        return JobResult(
+        result = JobResult(
             verdict=finish.verdict,
             exit_code=exit_code(finish, self.root),
             entrypoint=program_name(spec.entrypoint, spec.args),
@@ -269,7 +266,7 @@ class History:
             attempts=tuple(self._attempts),
             restarts_used=agent.restart_count,
             max_restarts=context.options.job_config.max_restarts,
-            log_dir=context.make_log_directory() if finish.verdict in _OF_NODE else context.log_directory,
+            log_dir=context.make_log_directory() if finish.verdict in OF_NODE else context.log_directory,
             detail=finish.detail or self._stop_detail(finish.signal) or self._hang_detail(finish.verdict),
             signal=finish.signal,
             rule=None if finish.verdict == "success" else self._find_rule(self.root),
@@ -283,6 +280,7 @@ class History:
             is_log_disk_full=self._is_log_disk_full(),
             is_brief=self._is_brief(finish.signal),
         )
+        return result if finish.verdict == "success" else explain(result, built_in_rules())
 
     def _is_log_disk_full(self) -> bool:
         """Whether the worker that failed first writes into log files itself, under no --tee, and their disk is full."""
@@ -293,34 +291,6 @@ class History:
             return os.statvfs(self._context.log_directory).f_bavail == 0
         except OSError:
             return False
-
-    def print_ending(self, result: JobResult, console: Console) -> None:
-        """Print the report, and leave it in the log directory and in the error file of the launcher above."""
-        if result.verdict == "success":
-            if result.log_dir and getattr(self._context.logs_specs, "is_unnamed", False):
-                console.say(f"the log files are in {result.log_dir} (--log-dir names another place)")
-            return
-        if result.verdict == "usage":
-            console.say(f"error: {result.detail}")
-            return
-        from elastic_run.multiprocessing.errors import write_parent_error_file
-        from elastic_run.report.closing_report import find_annotation, render
-        from elastic_run.report.failure_documents import write_failure_file
-        from elastic_run.report.text import shows_colors
-
-        if result.log_dir:
-            result.failure_file = write_failure_file(result, result.log_dir, console.say)
-        lines = render(result, width=console.columns, color=shows_colors(2, os.environ))
-        if annotation := find_annotation(result, os.environ):
-            lines.append(annotation)
-        console.write(2, ("\n".join(lines) + "\n").encode(errors="replace"))
-        if result.verdict in _OF_NODE:
-            from elastic_run.schedulers.actions import describe_drain
-
-            if drain := describe_drain(os.environ, result.detail):
-                console.say(drain)
-        if result.root is not None:
-            write_parent_error_file(result.root, os.environ)
 
     def _is_brief(self, number: int | None) -> bool:
         """Whether this node shows a line in place of the whole report.
@@ -343,7 +313,7 @@ class History:
             return None
         if self._rule is None or self._rule[0] is not root:
             from elastic_run.core.failure.diagnose import last_words
-            from elastic_run.report.job_result import read_rules
+            from elastic_run.report.failure_rules import read_rules
             from elastic_run.report.text import printable
 
             try:
@@ -420,28 +390,12 @@ def _add_kernel_lines(ends: Sequence[WorkerEnd], seconds: float) -> None:
             end.kernel_line = find_line(end, words, lines, has_own_pids=has_own_pids)
 
 
-def exit_code_of(root: WorkerEnd) -> int:
-    """Return the exit code that a root cause gives its job: 128+n for signal n."""
-    return root.exitcode if root.exitcode >= 0 else contract.EXIT_SIGNAL_BASE - root.exitcode
-
-
-def exit_code(finish: messages.Finish, root: WorkerEnd | None) -> int:
-    """Return the launcher's exit code; see `contract.EXIT_CODES`."""
-    if finish.exit_code is not None:
-        return finish.exit_code
-    if finish.signal is not None:
-        return contract.EXIT_SIGNAL_BASE + finish.signal
-    if finish.verdict == "worker_failed":
-        return contract.EXIT_FAILURE if root is None else exit_code_of(root)
-    return _EXIT_CODES[finish.verdict]
-
-
 def failure_of(root: WorkerEnd, uptime: float, rule: Rule | None) -> Failure:
     """Return a failure for the restart policy; the user's rule that fits it may decide on a restart."""
     from elastic_run.core.failure.root_cause import failure_signature, is_deterministic, is_unguarded_launch
 
     return Failure(
-        exit_code=exit_code_of(root),
+        exit_code=root.job_exit_code,
         signature=repr(failure_signature(root)),
         is_deterministic=is_deterministic(root),
         uptime=uptime,

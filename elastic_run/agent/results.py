@@ -11,9 +11,9 @@ from enum import Enum
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from elastic_run.core.failure.diagnose import JobResult
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.multiprocessing.errors import ProcessFailure
-    from elastic_run.report.job_result import JobResult
 
 
 class WorkerState(str, Enum):

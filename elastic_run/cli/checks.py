@@ -214,7 +214,7 @@ def _check_files(args: Namespace) -> None:
     if args.events_file:
         _check_events_file(args.events_file)
     if args.failure_rules:
-        from elastic_run.report.job_result import read_rules
+        from elastic_run.report.failure_rules import read_rules
 
         try:
             read_rules(args.failure_rules)

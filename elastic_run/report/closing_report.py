@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run.contract import HANG
-from elastic_run.core.failure.diagnose import CERTAIN, COLLECTIVE, EARLY_EXIT, LIKELY, NODE_EVENT, OOM_KILL, STUCK
+from elastic_run import contract
+from elastic_run.core.failure.diagnose import COLLECTIVE, EARLY_EXIT, NODE_EVENT, OOM_KILL, STUCK
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
 from elastic_run.records import dataclass
 from elastic_run.report.closing_report_sections import (
@@ -25,7 +25,7 @@ from elastic_run.report.closing_report_sections import (
     stuck_workers,
     trace_lines,
 )
-from elastic_run.report.job_result import advice
+from elastic_run.report.failure_documents import write_failure_file
 from elastic_run.report.lines import failed
 from elastic_run.report.text import (
     columns,
@@ -36,6 +36,7 @@ from elastic_run.report.text import (
     printable,
     ranks,
     shorten,
+    shows_colors,
     signal_name,
     span,
     wrap,
@@ -45,9 +46,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_run.core.failure.diagnose import Cause
+    from elastic_run.core.agent.messages import Finish
+    from elastic_run.core.failure.diagnose import Attempt, Cause, JobResult
     from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
-    from elastic_run.report.job_result import Attempt, JobResult
+    from elastic_run.multiprocessing.output.console import Console
 
 MOST_LINES = 25
 #: Columns if stderr is no terminal.
@@ -90,14 +92,47 @@ _TITLES = {
     "unkillable_worker": "{program}: a worker can't be killed",
     "usage": "{program} was not started",
 }
-#: The origin of a SIGKILL, by the certainty that the OOM killer's counters give.
-_KILLERS = {
-    CERTAIN: "the kernel's OOM killer ended it: the job's memory limit is reached",
-    LIKELY: "meanwhile the kernel's OOM killer ended a process on this machine",
-}
 _BOLD = "\x1b[1m"
 _RED = "\x1b[31m"
 _PLAIN = "\x1b[0m"
+
+
+_EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}
+#: Verdicts on this node, which may come before its first worker.
+OF_NODE = frozenset(("unhealthy", "excluded"))
+
+
+def exit_code(finish: Finish, root: WorkerEnd | None) -> int:
+    """Return the launcher's exit code; see `contract.EXIT_CODES`."""
+    if finish.exit_code is not None:
+        return finish.exit_code
+    if finish.signal is not None:
+        return contract.EXIT_SIGNAL_BASE + finish.signal
+    if finish.verdict == "worker_failed":
+        return contract.EXIT_FAILURE if root is None else root.job_exit_code
+    return _EXIT_CODES[finish.verdict]
+
+
+def print_ending(result: JobResult, console: Console, environ: Mapping[str, str]) -> None:
+    """Print the report of a job that has failed, and leave it in the log directory and for the launcher above."""
+    if result.verdict == "usage":
+        console.say(f"error: {result.detail}")
+        return
+    if result.log_dir:
+        result.failure_file = write_failure_file(result, result.log_dir, console.say)
+    lines = render(result, width=console.columns, color=shows_colors(2, environ))
+    if annotation := find_annotation(result, environ):
+        lines.append(annotation)
+    console.write(2, ("\n".join(lines) + "\n").encode(errors="replace"))
+    if result.verdict in OF_NODE:
+        from elastic_run.schedulers.actions import describe_drain
+
+        if drain := describe_drain(environ, result.detail):
+            console.say(drain)
+    if result.root is not None:
+        from elastic_run.multiprocessing.errors import write_parent_error_file
+
+        write_parent_error_file(result.root, environ)
 
 
 @dataclass(slots=True)
@@ -110,9 +145,7 @@ class _Section:
 
 
 def render(result: JobResult, *, width: int = WIDTH, color: bool = False) -> list[str]:
-    """Return the report on how a job ended; no line for a success, one if another node shows the whole report."""
-    if result.verdict == "success":
-        return []
+    """Return the report on how a job ended; one line if another node shows the whole report."""
     if result.is_brief:
         return [_in_one_line(result)]
     width = max(60, min(width, 120))
@@ -205,8 +238,8 @@ def _elsewhere(result: JobResult, root: WorkerEnd, cause: Cause) -> str:
     if cause.kind == NODE_EVENT:
         return result.detail
     if cause.kind == STUCK:
-        return stuck_workers(root, result.ends, result.stuck)
-    return early_exit(root, result.ends) if cause.kind == EARLY_EXIT else ""
+        return stuck_workers(cause.ranks, result.ends, result.stuck)
+    return early_exit(root, result.ends, cause.ranks) if cause.kind == EARLY_EXIT else ""
 
 
 def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause, versions: str) -> _Section:
@@ -218,14 +251,14 @@ def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause, versions: 
     first += _paragraph(f"the nodes differ: {versions}" if versions else "", room, 2)
     if root.exception is not None and not root.exception.is_certain:
         first += _paragraph(f"{LAST_EXCEPTION}:", room, 1)
-    killer = f"the kernel's log: {root.kernel_line}" if root.kernel_line else ""
-    said = _paragraph(killer or (_KILLERS[cause.confidence] if cause.kind == OOM_KILL else ""), room, 3)
+    killer = cause.why[-1] if cause.kind == OOM_KILL else ""
+    said = _paragraph(f"the kernel's log: {root.kernel_line}" if root.kernel_line else killer, room, 3)
     said += _exception(root.exception, room) if root.exception is not None else []
     return _Section(label, first + said, marked=range(len(first), len(first) + len(said)))
 
 
 def _exception(exception: ExceptionText, room: int) -> list[str]:
-    lines = _paragraph(exception_line(exception), room, _MOST_HANG if exception.type == HANG else 3)
+    lines = _paragraph(exception_line(exception), room, _MOST_HANG if exception.type == contract.HANG else 3)
     # The lines below an uncertain exception may be other output.
     more = [line for line in exception.message.splitlines()[1:] if line.strip() and exception.is_certain]
     more = [line for line in more if not line.startswith(_GENERAL_ADVICE)]
@@ -259,12 +292,13 @@ def _evidence(root: WorkerEnd | None, room: int, most: int) -> list[_Section]:
 
 
 def _rest(result: JobResult, room: int) -> list[_Section]:
-    hint, kind = advice(result), result.causes[0].kind if result.root is not None else ""
+    kind = result.causes[0].kind if result.root is not None else ""
     said = result.recorder.text if result.recorder is not None and kind != COLLECTIVE else ""
     if result.root is not None and result.root.exception is not None and said in result.root.exception.message:
         said = ""  # the cause says it
     equal = "" if result.root is None else equal_errors(result.ends, result.root, result.equal_errors)
-    others = other_worker_lines(result.ends, result.root, has_early=kind != EARLY_EXIT)
+    early = {rank for cause in result.causes if cause.kind == EARLY_EXIT for rank in cause.ranks}
+    others = other_worker_lines(result.ends, result.root, early, has_early=kind != EARLY_EXIT)
     lines = [*_paragraph(equal, room, 3), *(shorten(line, room, tail=0.0) for line in others)]
     # Beside a worker that failed, this is said with its failure.
     differ = f"the nodes differ: {result.versions}" if result.versions and result.root is None else ""
@@ -277,7 +311,7 @@ def _rest(result: JobResult, room: int) -> list[_Section]:
         _Section("verdict", _paragraph(result.detail, room, 2) if kind not in ("", NODE_EVENT) else []),
         _Section("stuck", _survivors(result.survivors, room)),
         _Section("logs", _logs(result, room)),
-        _Section("hint", _paragraph(hint or "", room, 3)),
+        _Section("hint", _paragraph(result.advice or "", room, 3)),
     ]
 
 
@@ -365,11 +399,11 @@ def _moment(seconds: float) -> str:
 
 
 def find_annotation(result: JobResult, environ: Mapping[str, str]) -> str:
-    """Return the report in one line for GitHub Actions, which shows it beside the code; "" anywhere else.
+    """Return the report of a failure in one line for GitHub Actions, which shows it beside the code; else "".
 
     Source: "Workflow commands for GitHub Actions" in its documentation. The runner takes commands from both streams.
     """
-    if environ.get("GITHUB_ACTIONS") != "true" or result.verdict == "success" or result.signal is not None:
+    if environ.get("GITHUB_ACTIONS") != "true" or result.signal is not None:
         return ""
     properties = {"title": ending_sentence(result)}
     if result.root is not None and result.root.exception is not None:

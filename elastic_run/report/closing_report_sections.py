@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 
-from elastic_run.core.failure.diagnose import find_early_ends, find_stuck
 from elastic_run.core.failure.root_cause import failure_signature, has_equal_error, has_lost_rank
 from elastic_run.core.failure.stacks import group_places
 from elastic_run.core.failure.traceback_text import FOREIGN_PATHS
@@ -17,7 +16,8 @@ from elastic_run.report.text import elide, exception_line, exit_text, printable,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
     from elastic_run.core.failure.stacks import Place
@@ -129,39 +129,38 @@ def equal_errors(ends: Sequence[WorkerEnd], root: WorkerEnd, of_job: EqualErrors
     return f"only {hosts} had this {what}{f', on {counted}' if of_job.of_ranks > 1 else ''}: {rest}"
 
 
-def other_worker_lines(ends: Sequence[WorkerEnd], root: WorkerEnd | None, *, has_early: bool) -> list[str]:
-    """Describe the workers that are not the root cause, and had another error."""
+def other_worker_lines(
+    ends: Sequence[WorkerEnd], root: WorkerEnd | None, early: AbstractSet[int], *, has_early: bool
+) -> list[str]:
+    """Describe the workers that are not the root cause, and had another error; `early` are ranks that had ended."""
     others = [end for end in ends if end is not root]
     killed = [end for end in others if end.was_stopped and end.exitcode == -SIGKILL]
     others = [end for end in others if end not in killed and not (root is not None and has_equal_error(end, root))]
     failed = [end for end in others if end.exitcode != 0 and not end.was_stopped]
     obeyed = [end for end in others if end.was_stopped]
-    early = [] if root is None else find_early_ends(root, ends)
-    finished = [end for end in others if end.exitcode == 0 and not end.was_stopped and end not in early]
+    finished = [end for end in others if end.exitcode == 0 and not end.was_stopped and end.rank not in early]
     return [
         *_failures(failed, root),
         *_line(killed, "did not stop in time and {was} killed"),
         *_line(obeyed, "{was} stopped"),
-        *([early_exit(root, ends)] if root is not None and early and has_early else []),
+        *([early_exit(root, ends, early)] if root is not None and early and has_early else []),
         *_line(finished, "ended with exit code 0" if early else "had ended with exit code 0"),
     ]
 
 
-def early_exit(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
+def early_exit(root: WorkerEnd, ends: Sequence[WorkerEnd], early: Collection[int]) -> str:
     """Say which workers had ended with 0, if the other workers only report that they lost a peer."""
-    early = find_early_ends(root, ends)
-    before = span(max(0.0, root.uptime - max(end.uptime for end in early)))
+    before = span(root.uptime - max(end.uptime for end in ends if end.rank in early))
     they = "it" if len(early) == 1 else "they"
-    who = ranks(end.rank for end in early)
-    return f"{who} ended with code 0, {before} earlier: did {they} leave the loop early?"
+    return f"{ranks(early)} ended with code 0, {before} earlier: did {they} leave the loop early?"
 
 
-def stuck_workers(root: WorkerEnd, ends: Sequence[WorkerEnd], of_job: Mapping[int, Place] | None) -> str:
+def stuck_workers(stuck: Sequence[int], ends: Sequence[WorkerEnd], of_job: Mapping[int, Place] | None) -> str:
     """Say where the workers were that did not stop, if the other workers only report that they lost a peer."""
-    stuck = find_stuck(root, ends, of_job)
-    groups = group_places(stuck)
+    places = of_job or {end.rank: end.stuck_at for end in ends if end.rank in stuck and end.stuck_at is not None}
     they = "it" if len(stuck) == 1 else "they"
-    return f"{'; '.join(map(describe, groups))}: {they} did not stop, and SIGKILL ended {they.replace('they', 'them')}"
+    where = "; ".join(map(describe, group_places(places)))
+    return f"{where}: {they} did not stop, and SIGKILL ended {they.replace('they', 'them')}"
 
 
 def _line(ends: list[WorkerEnd], what: str) -> list[str]:

@@ -29,7 +29,6 @@ from elastic_run.core.failure.stacks import Place
 from elastic_run.core.job.codec import MessageError, from_document, register, to_document
 from elastic_run.core.job.documents import MOST_ERRORS, MOST_STUCK, ErrorCount, NodeEnds, StuckRank
 from elastic_run.files import replace_file
-from elastic_run.report.job_result import advice
 from elastic_run.report.lines import failed
 from elastic_run.report.text import signal_name
 
@@ -38,43 +37,48 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from elastic_run.core.failure.diagnose import Attempt, JobResult
     from elastic_run.core.job.restart_policy import Failure
-    from elastic_run.report.job_result import Attempt, JobResult
 
 VERSION = 1
-#: Characters of a message and of a line that the file holds.
+#: Characters of a message and of any other text that the file holds.
 _MESSAGE_LIMIT = 16 * 1024
 _LINE_LIMIT = 2 * 1024
+_LONG = frozenset(("message", "detail"))
+#: Fields of a worker's end that stand there in another form, or not at all.
+_UNWRITTEN = frozenset(("exitcode", "is_unmoved", "oom_kills"))
 
 
 def failure_document(result: JobResult) -> dict[str, Any]:
     """Return the result of a job as a document for JSON, version 1."""
     kills = None if result.root is None else result.root.oom_kills
-    return {
-        "version": VERSION,
-        "verdict": result.verdict,
-        "exit_code": result.exit_code,
-        "detail": _cut(result.detail, _MESSAGE_LIMIT),
-        "advice": advice(result),
-        "signal": _signal(result.signal),
-        "ended_at": result.ended_at,
-        "ended_at_utc": _utc(result.ended_at),
-        "entrypoint": result.entrypoint,
-        "role": result.role,
-        "run_id": result.run_id,
-        "world_size": result.world_size,
-        "nnodes": result.nnodes,
-        "restarts_used": result.restarts_used,
-        "max_restarts": result.max_restarts,
-        "log_dir": result.log_dir,
-        "root_cause": None if result.root is None else _worker(result.root),
-        "equal_errors": None if result.equal_errors is None else to_document(result.equal_errors),
-        "causes": [to_document(cause) for cause in result.causes],
-        "workers": [_worker(end) for end in result.ends],
-        "attempts": [_attempt(attempt) for attempt in result.attempts],
-        "unkillable": [{"pid": pid, "wait_channel": channel} for pid, channel in result.survivors],
-        "oom_kills": None if kills is None else to_document(kills),
-    }
+    document: dict[str, Any] = _cut(
+        {
+            "version": VERSION,
+            "verdict": result.verdict,
+            "exit_code": result.exit_code,
+            "detail": result.detail,
+            "advice": result.advice,
+            "signal": _signal(result.signal),
+            **_moment("ended_at", result.ended_at),
+            "entrypoint": result.entrypoint,
+            "role": result.role,
+            "run_id": result.run_id,
+            "world_size": result.world_size,
+            "nnodes": result.nnodes,
+            "restarts_used": result.restarts_used,
+            "max_restarts": result.max_restarts,
+            "log_dir": result.log_dir,
+            "root_cause": _worker(result.root),
+            "equal_errors": None if result.equal_errors is None else to_document(result.equal_errors),
+            "causes": [to_document(cause) for cause in result.causes],
+            "workers": [_worker(end) for end in result.ends],
+            "attempts": [_attempt(attempt) for attempt in result.attempts],
+            "unkillable": [{"pid": pid, "wait_channel": channel} for pid, channel in result.survivors],
+            "oom_kills": None if kills is None else to_document(kills),
+        }
+    )
+    return document
 
 
 def write_failure_file(result: JobResult, directory: str, say: Callable[[str], None] | None = None) -> str:
@@ -92,52 +96,25 @@ def write_failure_file(result: JobResult, directory: str, say: Callable[[str], N
     return path
 
 
-def _worker(end: WorkerEnd) -> dict[str, Any]:
+def _worker(end: WorkerEnd | None) -> dict[str, Any] | None:
+    if end is None:
+        return None
     return {
-        "rank": end.rank,
-        "local_rank": end.local_rank,
-        "role": end.role,
-        "host": end.host,
-        "pid": end.pid,
+        **{name: value for name, value in to_document(end).items() if name not in _UNWRITTEN},
         "exit_code": end.exitcode if end.exitcode >= 0 else None,
         "signal": _signal(-end.exitcode if end.exitcode < 0 else None),
-        "ended_at": end.ended_at,
-        "ended_at_utc": _utc(end.ended_at),
-        "uptime": end.uptime,
-        "restart_count": end.restart_count,
-        "was_stopped": end.was_stopped,
-        "stuck_at": None if end.stuck_at is None else to_document(end.stuck_at),
+        **_moment("ended_at", end.ended_at),
         "is_consequence": end.exitcode != 0 and has_lost_rank(end),
-        "exception": None if end.exception is None else _exception(end.exception),
-        "remark": end.remark,
-        "last_words": end.last_words,
-        "kernel_line": _cut(end.kernel_line, _LINE_LIMIT),
-        "error_file": end.error_file,
-        "log_file": end.log_file,
-        "stderr_target": end.stderr_target,
-        "stderr_tail": [_cut(line, _LINE_LIMIT) for line in end.stderr_tail],
-    }
-
-
-def _exception(exception: ExceptionText) -> dict[str, Any]:
-    return {
-        "type": exception.type,
-        "message": _cut(exception.message, _MESSAGE_LIMIT),
-        "where": exception.where,
-        "cause": _cut(exception.cause, _LINE_LIMIT),
-        "lines": [_cut(line, _LINE_LIMIT) for line in exception.lines],
-        "is_certain": exception.is_certain,
     }
 
 
 def _attempt(attempt: Attempt) -> dict[str, Any]:
     return {
         "restart_count": attempt.restart_count,
-        "started_at": attempt.started_at,
-        "started_at_utc": _utc(attempt.started_at),
+        **_moment("started_at", attempt.started_at),
         "uptime": attempt.uptime,
         "kept_state": attempt.kept_state,
-        "root_cause": None if attempt.root is None else _worker(attempt.root),
+        "root_cause": _worker(attempt.root),
     }
 
 
@@ -145,15 +122,21 @@ def _signal(number: int | None) -> dict[str, Any] | None:
     return None if number is None else {"number": number, "name": signal_name(number)}
 
 
-def _utc(seconds: float) -> str:
+def _moment(name: str, seconds: float) -> dict[str, Any]:
     milliseconds = int(seconds * 1000 + 0.5)
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(milliseconds // 1000))
-    return f"{moment}.{milliseconds % 1000:03d}Z"
+    return {name: seconds, f"{name}_utc": f"{moment}.{milliseconds % 1000:03d}Z"}
 
 
-def _cut(text: str, limit: int) -> str:
-    half = limit // 2
-    return text if len(text) <= limit else f"{text[:half]} ... {text[-half:]}"
+def _cut(value: Any, limit: int = _LINE_LIMIT) -> Any:
+    """Return a document with its long texts cut in the middle; a message may be longer than other texts."""
+    if isinstance(value, dict):
+        return {name: _cut(part, _MESSAGE_LIMIT if name in _LONG else _LINE_LIMIT) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_cut(part) for part in value]
+    if not isinstance(value, str) or len(value) <= limit:
+        return value
+    return f"{value[: limit // 2]} ... {value[-limit // 2 :]}"
 
 
 # --- to the other nodes -----------------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastic_run.core.failure.diagnose import JobResult, explain
 from elastic_run.core.failure.root_cause import WorkerEnd, find_root_cause
 from elastic_run.core.failure.traceback_text import parse_exception
+from elastic_run.report.failure_rules import built_in_rules
 from elastic_run.report.job_history import fold, read_events
-from elastic_run.report.job_result import JobResult
 
 if TYPE_CHECKING:
     from elastic_run.report.job_history import Event, Job
@@ -62,7 +63,12 @@ def result(*ends: WorkerEnd, **fields: object) -> JobResult:
         "world_size": max(1, len(ends)),
         "ended_at": NOON + 0.1,
     }
-    return JobResult(**(values | fields))
+    return explained(JobResult(**(values | fields)))
+
+
+def explained(job: JobResult) -> JobResult:
+    """Return the end of a job with its causes and what helps."""
+    return explain(job, built_in_rules())
 
 
 # --- event logs -------------------------------------------------------------------------------------------------------

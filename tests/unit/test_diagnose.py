@@ -8,16 +8,17 @@ import pytest
 
 from elastic_run.contract import EXIT_HUNG, HANG
 from elastic_run.core.failure import diagnose as kinds
-from elastic_run.core.failure.diagnose import Evidence, RecorderFinding, Rule, diagnose, find_stuck
+from elastic_run.core.failure.diagnose import JobResult, RecorderFinding, Rule, diagnose
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.failure.stacks import STOPPED, Dump, Place, has_not_moved
 from elastic_run.core.job.documents import NodeEnds, StuckRank
 from elastic_run.report.closing_report import render
 from elastic_run.report.failure_documents import describe_ends, read_places
-from elastic_run.report.job_result import JobResult
-from tests.support.job_results import worker_end
+from tests.support.job_results import explained, worker_end
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from elastic_run.core.failure.root_cause import WorkerEnd
 
 LOST = "Traceback (most recent call last):\nRuntimeError: Connection closed by peer [127.0.0.1]:39320.\n"
@@ -31,15 +32,20 @@ _SAVING = _LOADING.replace("  File", '  File "/lib/python3.11/site-packages/trai
 OWN = "Traceback (most recent call last):\nValueError: bad batch\n"
 
 
-def named(evidence: Evidence) -> list[tuple[str, tuple[int, ...], str]]:
+def ended(root: WorkerEnd | None, verdict: str = "worker_failed", **fields: Any) -> JobResult:
+    """Return the end of a job of `train.py`."""
+    return JobResult(verdict, 1, "train.py", root=root, **fields)
+
+
+def named(job: JobResult) -> list[tuple[str, tuple[int, ...], str]]:
     """Return kind, ranks and confidence of each cause."""
-    return [(cause.kind, cause.ranks, cause.confidence) for cause in diagnose(evidence)]
+    return [(cause.kind, cause.ranks, cause.confidence) for cause in diagnose(job)]
 
 
 def test_nothing_known_has_no_cause() -> None:
     """Without a failure and without dumps nobody is accused."""
-    assert diagnose(Evidence(root=None)) == ()
-    assert diagnose(Evidence(root=None, recorder=RecorderFinding("no rank waits"))) == ()
+    assert diagnose(ended(None)) == ()
+    assert diagnose(ended(None, recorder=RecorderFinding("no rank waits"))) == ()
 
 
 @pytest.mark.parametrize(
@@ -58,68 +64,68 @@ def test_nothing_known_has_no_cause() -> None:
 def test_a_failure_has_its_kind(end: WorkerEnd, kills: OomKills | None, kind: str, confidence: str) -> None:
     """An exception, an end without words, the OOM killer, a lost peer."""
     end.oom_kills = kills
-    (found,) = named(Evidence(root=end, ends=(end,)))
+    (found,) = named(ended(end, ends=(end,)))
     assert found == (kind, (1,), confidence)
 
 
 def test_an_exception_that_may_have_been_handled_is_likely() -> None:
     """The last exception on stderr with much output behind it proves less."""
     end = worker_end(1, 1, OWN + "2026 INFO a line\n" * 40)
-    assert named(Evidence(root=end, ends=(end,))) == [(kinds.EXCEPTION, (1,), kinds.LIKELY)]
+    assert named(ended(end, ends=(end,))) == [(kinds.EXCEPTION, (1,), kinds.LIKELY)]
 
 
 def test_equal_failures_are_one_cause() -> None:
     """A thousand ranks that fail alike are folded, with one that was stopped while it failed; others are not."""
     ends = [worker_end(rank, 1, OWN) for rank in range(1000)]
     other, stopped = worker_end(1001, 3), worker_end(1000, 1, OWN, was_stopped=True)
-    (cause,) = diagnose(Evidence(root=ends[5], ends=(*ends, other, stopped)))
+    (cause,) = diagnose(ended(ends[5], ends=(*ends, other, stopped)))
     assert cause.ranks[:3] == (5, 0, 1)
     assert cause.ranks[-2:] == (999, 1000)
     silent = [worker_end(rank, -9) for rank in range(2)]
-    assert diagnose(Evidence(root=silent[0], ends=(*silent, other)))[0].ranks == (0, 1)
+    assert diagnose(ended(silent[0], ends=(*silent, other)))[0].ranks == (0, 1)
 
 
 def test_a_full_disk_of_the_logs_comes_before_what_the_worker_says() -> None:
     """A worker that can't print fails in any way."""
     end = worker_end(1, 1, OWN)
-    assert named(Evidence(root=end, is_log_disk_full=True)) == [(kinds.LOG_DISK_FULL, (1,), kinds.LIKELY)]
+    assert named(ended(end, is_log_disk_full=True)) == [(kinds.LOG_DISK_FULL, (1,), kinds.LIKELY)]
 
 
 def test_of_lost_peers_the_rank_that_ended_early_is_the_cause() -> None:
     """A rank that had ended with 0 is accused, one that ended after the failure is not."""
     root, early, late = worker_end(0, 1, LOST), worker_end(3, 0, after=-2.0), worker_end(1, 0, after=1.0)
-    assert named(Evidence(root=root, ends=(root, early, late))) == [
+    assert named(ended(root, ends=(root, early, late))) == [
         (kinds.EARLY_EXIT, (3,), kinds.LIKELY),
         (kinds.LOST_PEER, (0,), kinds.POSSIBLE),
     ]
     own = worker_end(0, 1, OWN)
-    assert named(Evidence(root=own, ends=(own, early))) == [(kinds.EXCEPTION, (0,), kinds.CERTAIN)]
+    assert named(ended(own, ends=(own, early))) == [(kinds.EXCEPTION, (0,), kinds.CERTAIN)]
 
 
 def test_the_flight_recorder_comes_before_lost_peers_and_behind_own_failures() -> None:
     """Its rank is the cause where nothing else is; beside a failure of a worker's own it only supports."""
     finding = RecorderFinding("rank 2 did not join all_reduce number 4", (2,))
     lost, own = worker_end(0, 1, LOST), worker_end(0, 1, OWN)
-    assert [cause[:2] for cause in named(Evidence(root=lost, ends=(lost,), recorder=finding))] == [
+    assert [cause[:2] for cause in named(ended(lost, ends=(lost,), recorder=finding))] == [
         (kinds.COLLECTIVE, (2,)),
         (kinds.LOST_PEER, (0,)),
     ]
-    assert named(Evidence(root=own, ends=(own,), recorder=finding))[1] == (kinds.COLLECTIVE, (2,), kinds.POSSIBLE)
-    assert named(Evidence(root=None, recorder=finding)) == [(kinds.COLLECTIVE, (2,), kinds.LIKELY)]
+    assert named(ended(own, ends=(own,), recorder=finding))[1] == (kinds.COLLECTIVE, (2,), kinds.POSSIBLE)
+    assert named(ended(None, recorder=finding)) == [(kinds.COLLECTIVE, (2,), kinds.LIKELY)]
 
 
 def test_a_recorder_of_some_ranks_accuses_nobody() -> None:
     """A node that has some of the ranks may lack the dump of the one that is to blame."""
     lost = worker_end(0, 1, LOST)
     finding = RecorderFinding("rank 2 did not join", (2,), is_whole_job=False)
-    assert [kind for kind, *_ in named(Evidence(root=lost, ends=(lost,), recorder=finding))] == [kinds.LOST_PEER]
+    assert [kind for kind, *_ in named(ended(lost, ends=(lost,), recorder=finding))] == [kinds.LOST_PEER]
 
 
 def test_early_exit_and_recorder_that_agree() -> None:
     """Where the recorder names the rank that had ended, its end is the cause; where it names another, that one is."""
     root, early = worker_end(0, 1, LOST), worker_end(3, 0, after=-2.0)
     for ranks, first in (((3,), kinds.EARLY_EXIT), ((2,), kinds.COLLECTIVE)):
-        found = diagnose(Evidence(root=root, ends=(root, early), recorder=RecorderFinding("did not join", ranks)))
+        found = diagnose(ended(root, ends=(root, early), recorder=RecorderFinding("did not join", ranks)))
         assert found[0].kind == first
         assert {cause.kind for cause in found} == {kinds.EARLY_EXIT, kinds.COLLECTIVE, kinds.LOST_PEER}
 
@@ -129,34 +135,34 @@ def test_different_versions_stand_beside_any_failure() -> None:
     said = "torch 2.4.0 on h1; torch 2.13.0 on h0, h2"
     own, lost = worker_end(0, 1, OWN), worker_end(0, 1, LOST)
     for end in (own, lost):
-        assert [kind for kind, *_ in named(Evidence(root=end, versions=said))][1] == kinds.OTHER_VERSION
-    job = JobResult(verdict="worker_failed", exit_code=1, entrypoint="train.py", root=own, ends=(own,), versions=said)
-    assert render(job)[3] == f"         the nodes differ: {said}"
+        assert [kind for kind, *_ in named(ended(end, versions=said))][1] == kinds.OTHER_VERSION
+    assert render(explained(ended(own, ends=(own,), versions=said)))[3] == f"         the nodes differ: {said}"
 
 
 def test_the_help_is_that_of_the_first_rule() -> None:
     """A rule that fits wins over what is known of a signal; without one the signal has its help, or there is none."""
     rules = (Rule("bad loss", "x"), Rule("bad batch", "look at the data"), Rule("batch", "y"))
     end = worker_end(1, 1, OWN)
-    assert diagnose(Evidence(root=end, rules=rules))[0].help == "look at the data"
-    assert diagnose(Evidence(root=end))[0].help == ""
-    assert "PYTHONFAULTHANDLER" in diagnose(Evidence(root=worker_end(1, -11), rules=rules))[0].help
+    assert diagnose(ended(end), rules)[0].help == "look at the data"
+    assert diagnose(ended(end))[0].help == ""
+    assert "PYTHONFAULTHANDLER" in diagnose(ended(worker_end(1, -11), rules=rules))[0].help
 
 
 def test_the_report_begins_with_the_rank_that_is_to_blame() -> None:
     """The failure that was seen first stands below it."""
     root = worker_end(0, 1, LOST)
     finding = RecorderFinding("rank 3 calls broadcast as collective number 4, ranks 0-2 call all_reduce", (3,))
-    job = JobResult(verdict="worker_failed", exit_code=1, entrypoint="train.py", root=root, ends=(root,))
-    assert render(job)[1].startswith("cause    rank 0 on")
+    job = ended(root, ends=(root,))
+    assert render(explained(job))[1].startswith("cause    rank 0 on")
     job.recorder = finding
-    lines = render(job)
+    lines = render(explained(job))
     assert lines[1] == "cause    rank 3 calls broadcast as collective number 4, ranks 0-2 call"
     assert lines[3].startswith("first    rank 0 on")
     assert not [line for line in lines if line.startswith("recorder")]
     job.recorder, job.ends = None, (root, worker_end(2, 0, after=-1.0))
-    assert render(job)[1] == "cause    rank 2 ended with code 0, 1.0 s earlier: did it leave the loop early?"
-    assert not [line for line in render(job)[2:] if "leave the loop" in line]
+    lines = render(explained(job))
+    assert lines[1] == "cause    rank 2 ended with code 0, 1.0 s earlier: did it leave the loop early?"
+    assert not [line for line in lines[2:] if "leave the loop" in line]
 
 
 def test_the_report_of_a_hang_names_the_collective_within_five_lines_and_once() -> None:
@@ -166,9 +172,7 @@ def test_the_report_of_a_hang_names_the_collective_within_five_lines_and_once() 
     hang = f"no progress of any rank for 62.0 s: {places}"
     for text in (f"{said}; {hang}", hang):
         root = worker_end(3, EXIT_HUNG, host="worker-3.training.ml.example.org", exception=ExceptionText(HANG, text))
-        job = JobResult(verdict="hung", exit_code=EXIT_HUNG, entrypoint="train.py", root=root, ends=(root,))
-        job.recorder = RecorderFinding(said, (3,))
-        lines = render(job)
+        lines = render(explained(ended(root, "hung", ends=(root,), recorder=RecorderFinding(said, (3,)))))
         assert f"Hang: {text}" in " ".join(" ".join(lines).split())
         assert " ".join(" ".join(lines).split()).count("did not join") == 1
         assert ("did not join all_reduce" in " ".join(lines[:5])) == (text != hang)
@@ -181,8 +185,8 @@ def test_a_rank_that_did_not_stop_is_the_cause_of_lost_peers() -> None:
     waited = worker_end(2, -9, was_stopped=True, stuck_at=Place("all_reduce", "/t.py", 8, is_waiting=True))
     stuck = worker_end(3, -9, was_stopped=True, stuck_at=IN_DATA)
     ends = (root, other, waited, stuck)
-    assert named(Evidence(root=root, ends=ends))[0] == (kinds.STUCK, (3,), kinds.LIKELY)
-    lines = render(JobResult(verdict="worker_failed", exit_code=1, entrypoint="train.py", root=root, ends=ends))
+    assert named(ended(root, ends=ends))[0] == (kinds.STUCK, (3,), kinds.LIKELY)
+    lines = render(explained(ended(root, ends=ends)))
     assert lines[1] == "cause    rank 3 is in load_batch (data.py:41): it did not stop, and SIGKILL"
     assert lines[3].startswith("first    rank 0 on")
 
@@ -201,12 +205,12 @@ def test_a_rank_of_another_node_that_did_not_stop_is_the_cause() -> None:
     places = read_places(told.stuck)
     assert places == {3: IN_DATA}
     for ends in ((root, other), (root, waited, stuck)):
-        causes = named(Evidence(root=root, ends=ends, stuck=places))
+        causes = named(ended(root, ends=ends, stuck=places))
         assert causes[0] == (kinds.STUCK, (3,), kinds.LIKELY)
-        job = JobResult("worker_failed", 1, "train.py", root=root, ends=ends, stuck=places)
-        assert render(job)[1] == "cause    rank 3 is in load_batch (data.py:41): it did not stop, and SIGKILL"
+        lines = render(explained(ended(root, ends=ends, stuck=places)))
+        assert lines[1] == "cause    rank 3 is in load_batch (data.py:41): it did not stop, and SIGKILL"
     # The job as a whole has accused nobody.
-    assert [kind for kind, *_ in named(Evidence(root=root, ends=(root, other, stuck), stuck={}))] == [kinds.LOST_PEER]
+    assert [kind for kind, *_ in named(ended(root, ends=(root, other, stuck), stuck={}))] == [kinds.LOST_PEER]
 
 
 def test_the_texts_of_stuck_ranks_are_cut() -> None:
@@ -223,9 +227,9 @@ def test_many_ranks_that_do_not_stop_are_no_cause() -> None:
     """They save a checkpoint before they end; and beside a failure of its own nobody is accused."""
     lost, own = worker_end(0, 1, LOST), worker_end(0, 1, OWN)
     stuck = [worker_end(rank, -9, was_stopped=True, stuck_at=IN_DATA) for rank in (1, 2)]
-    assert [kind for kind, *_ in named(Evidence(root=lost, ends=(lost, *stuck)))] == [kinds.LOST_PEER]
-    assert [kind for kind, *_ in named(Evidence(root=own, ends=(own, stuck[0])))] == [kinds.EXCEPTION]
-    assert not find_stuck(own, (own, lost, stuck[0]))
+    assert [kind for kind, *_ in named(ended(lost, ends=(lost, *stuck)))] == [kinds.LOST_PEER]
+    assert [kind for kind, *_ in named(ended(own, ends=(own, stuck[0])))] == [kinds.EXCEPTION]
+    assert [kind for kind, *_ in named(ended(own, ends=(own, lost, stuck[0])))] == [kinds.EXCEPTION]
 
 
 def test_a_rank_that_had_been_there_before_the_stop_is_the_cause_however_few_failed() -> None:
@@ -236,8 +240,8 @@ def test_a_rank_that_had_been_there_before_the_stop_is_the_cause_however_few_fai
     barrier = Place("barrier", "/t.py", 8, is_waiting=True)
     waited = worker_end(3, -9, was_stopped=True, stuck_at=barrier, is_unmoved=True)
     ends = (root, moved, held, waited)
-    assert named(Evidence(root=root, ends=ends))[0] == (kinds.STUCK, (2,), kinds.LIKELY)
-    assert [kind for kind, *_ in named(Evidence(root=root, ends=(root, waited)))] == [kinds.LOST_PEER]
+    assert named(ended(root, ends=ends))[0] == (kinds.STUCK, (2,), kinds.LIKELY)
+    assert [kind for kind, *_ in named(ended(root, ends=(root, waited)))] == [kinds.LOST_PEER]
     told = describe_ends(ends[1:])
     assert told is not None
     assert (told.failed, told.stuck_count, told.unmoved, [stuck.rank for stuck in told.stuck]) == (0, 2, 1, [2, 1])
@@ -266,7 +270,7 @@ def test_a_rank_is_unmoved_if_all_of_its_calls_are_the_same(
 def test_a_hang_is_a_cause_of_its_own() -> None:
     """The stacks prove it, not an exception on stderr."""
     end = worker_end(3, EXIT_HUNG, exception=ExceptionText(HANG, "rank 3 is in load_batch"))
-    (cause,) = diagnose(Evidence(root=end, ends=(end,)))
+    (cause,) = diagnose(ended(end, ends=(end,)))
     assert (cause.kind, cause.ranks, cause.confidence) == (kinds.HUNG, (3,), kinds.LIKELY)
     assert cause.why == ("no rank made progress", "its stacks at two moments are equal")
 
@@ -275,10 +279,10 @@ def test_lost_nodes_are_the_cause_of_lost_peers() -> None:
     """The job has ended for want of nodes: what their peers said comes below, and a failure of its own above."""
     said = "more than 2 changes of membership; lost: h3 (silent for 6.1 s)"
     lost, own = worker_end(0, 1, LOST), worker_end(0, 1, OWN)
-    order = [[kind for kind, *_ in named(Evidence(root=end, node_event=said))] for end in (None, lost, own)]
+    order = [[kind for kind, *_ in named(ended(end, "nodes_lost", detail=said))] for end in (None, lost, own)]
     assert order == [[kinds.NODE_EVENT], [kinds.NODE_EVENT, kinds.LOST_PEER], [kinds.EXCEPTION, kinds.NODE_EVENT]]
-    lines = render(JobResult(verdict="nodes_lost", exit_code=206, root=lost, ends=(lost,), detail=said))
+    lines = render(explained(ended(lost, "nodes_lost", ends=(lost,), detail=said)))
     assert lines[1] == f"cause    {said}"
     assert lines[2].startswith("first    rank 0 on")
     assert "lost: h3" not in " ".join(lines[2:])
-    assert JobResult(verdict="excluded", exit_code=209, detail="its GPU").causes[0].why == ("its GPU",)
+    assert diagnose(ended(None, "excluded", detail="its GPU"))[0].why == ("its GPU",)

@@ -10,11 +10,11 @@ import pytest
 
 from elastic_run.cluster.limits import has_first_pids, read_kernel_log
 from elastic_run.core.failure import diagnose as kinds
-from elastic_run.core.failure.diagnose import Evidence, Rule, diagnose, find_line, last_words, may_tell
+from elastic_run.core.failure.diagnose import JobResult, Rule, diagnose, find_line, last_words, may_tell
 from elastic_run.core.failure.root_cause import find_root_cause, is_secondary
 from elastic_run.report.closing_report import render
 from elastic_run.report.failure_documents import failure_document
-from elastic_run.report.job_result import built_in_rules
+from elastic_run.report.failure_rules import built_in_rules
 from tests.support.job_results import result, worker_end
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def test_pids_of_another_namespace_are_not_compared() -> None:
 def test_the_line_is_evidence_for_the_cause(end: WorkerEnd, line: str, kind: str, confidence: str, helps: str) -> None:
     """It decides kind and confidence, stands in the reasons, and rules see it."""
     end = worker_end(end.rank, end.exitcode, exception=end.exception, kernel_line=line)
-    (cause,) = diagnose(Evidence(root=end, ends=(end,), rules=built_in_rules()))
+    (cause,) = diagnose(JobResult("worker_failed", 1, root=end, ends=(end,)), built_in_rules())
     assert (cause.kind, cause.confidence) == (kind, confidence)
     assert cause.why[-1] == f"the kernel's log: {line}"
     assert helps in cause.help
@@ -128,10 +128,8 @@ def test_the_line_is_evidence_for_the_cause(end: WorkerEnd, line: str, kind: str
 def test_a_rule_of_the_user_sees_the_line() -> None:
     """So a rule can take a node out of the job for one kind of Xid error."""
     end = worker_end(1, 1, ON_GPU, kernel_line=FALLEN)
-    assert (
-        diagnose(Evidence(root=end, rules=(Rule(r"Xid .*: 79,", "call Anna"), *built_in_rules())))[0].help
-        == "call Anna"
-    )
+    rules = (Rule(r"Xid .*: 79,", "call Anna"), *built_in_rules())
+    assert diagnose(JobResult("worker_failed", 1, root=end), rules)[0].help == "call Anna"
 
 
 def test_the_rank_whose_gpu_failed_is_the_cause_among_lost_peers() -> None:

@@ -42,7 +42,8 @@ ALLOWED: dict[str, set[str]] = {
     "store": {"contract", "core", "loop", "utils"},
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"}
     | {"files", "worker_start"},
-    "report": {"contract", "core", "loop", "utils", "multiprocessing.output"} | {"rendezvous.events", "files"},
+    "report": {"contract", "core", "loop", "utils", "multiprocessing.errors", "multiprocessing.output"}
+    | {"rendezvous.events", "schedulers.actions", "files"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.waiting"} | {"files"},
     "cluster": {"contract", "core", "files", "utils"},
     "schedulers": {"contract", "notices", "files", "core", "cluster", "rendezvous.addresses"},

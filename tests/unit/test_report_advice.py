@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.failure.diagnose import find_rule
+from elastic_run.core.failure.diagnose import JobResult, find_rule
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.report.closing_report import render
-from elastic_run.report.job_result import JobResult, advice, built_in_rules, read_rules
+from elastic_run.report.failure_rules import built_in_rules, read_rules
 from elastic_run.report.text import wrap
-from tests.support.job_results import captured, result, worker_end
+from tests.support.job_results import captured, explained, result, worker_end
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,7 +120,7 @@ def raised(name: str, message: str = "") -> JobResult:
 )
 def test_a_well_known_cause_has_its_remedy(job: JobResult, words: str) -> None:
     """The advice names the command, flag or variable that helps, in three lines at most."""
-    text = advice(job)
+    text = job.advice
     assert text is not None
     assert words in text
     assert "..." not in "".join(wrap(text, 71, 3)).replace("(..., find", "")
@@ -140,7 +140,7 @@ def test_a_well_known_cause_has_its_remedy(job: JobResult, words: str) -> None:
 )
 def test_no_advice_is_better_than_a_guess(job: JobResult) -> None:
     """A failure without a well-known cause has none."""
-    assert advice(job) is None
+    assert job.advice is None
 
 
 #: Real texts: torch 2.13 on a file that was cut and on another model, the kernel, NCCL (2.28.9 over sockets), torch's
@@ -182,9 +182,9 @@ def test_a_rule_of_the_user_comes_first(tmp_path: Path) -> None:
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nmatch = "Errno 28"\nhelp = "Ask Anna."\n', encoding="utf-8")
     job = raised("OSError", "[Errno 28] No space left on device")
-    assert "df -h" in (advice(job) or "")
+    assert "df -h" in (job.advice or "")
     (job.rule,) = read_rules(str(path))
-    assert advice(job) == "Ask Anna."
+    assert explained(job).advice == "Ask Anna."
     assert render(job)[-1] == "hint     Ask Anna."
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from elastic_run import contract
-from elastic_run.core.failure.diagnose import RecorderFinding
+from elastic_run.core.failure.diagnose import Attempt, JobResult, RecorderFinding
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.report.closing_report import ending_sentence, find_annotation, render
-from elastic_run.report.job_result import Attempt, JobResult
 from elastic_run.report.text import columns
 from tests.support.job_results import STDERR, captured, result, stopped, worker_end
 
@@ -172,7 +171,6 @@ def test_a_failure_without_a_traceback_has_no_place() -> None:
 
 @pytest.mark.parametrize("environ", [{}, {"GITHUB_ACTIONS": "false"}])
 def test_there_is_none_elsewhere(environ: dict[str, str]) -> None:
-    """Without GITHUB_ACTIONS=true there is no such line, nor after a success or a stop by signal."""
+    """Without GITHUB_ACTIONS=true there is no such line, nor after a stop by signal."""
     assert not find_annotation(result(worker_end(0, 1, captured("value_error"))), environ)
-    assert not find_annotation(result(verdict="success"), ACTIONS)
     assert not find_annotation(result(worker_end(0, 1), signal=15), ACTIONS)

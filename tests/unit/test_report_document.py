@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from elastic_run.core.failure.diagnose import Attempt
 from elastic_run.core.failure.root_cause import BARE_END, OomKills
 from elastic_run.core.job.codec import encode
 from elastic_run.core.job.documents import RoundEnd
@@ -22,7 +23,6 @@ from elastic_run.report.failure_documents import (
     failure_document,
     write_failure_file,
 )
-from elastic_run.report.job_result import Attempt
 from tests.support.job_results import NOON, captured, result, stopped, worker_end
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_the_document_has_exactly_the_keys_of_version_1() -> None:
                 "kind": "oom_kill",
                 "ranks": [1],
                 "confidence": "certain",
-                "why": ["SIGKILL", "the job's cgroup counts kills of the OOM killer"],
+                "why": ["SIGKILL", "the kernel's OOM killer ended it: the job's memory limit is reached"],
                 "help": "Use a smaller batch or fewer DataLoader workers, or ask for more memory.",
             }
         ],

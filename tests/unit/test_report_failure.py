@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.failure.diagnose import RecorderFinding
+from elastic_run.core.failure.diagnose import Attempt, JobResult, RecorderFinding
 from elastic_run.core.failure.root_cause import OomKills
 from elastic_run.report.closing_report import render
-from elastic_run.report.job_result import Attempt, JobResult
 from tests.support.job_results import NOON, captured, result, stopped, worker_end
 
 if TYPE_CHECKING:
@@ -183,11 +182,6 @@ hint     Every node needs the same --rdzv-id and the same --rdzv-endpoint (or
          --master-addr and --master-port). `elastic-run doctor` on every node,
          with the same --nnodes and --rdzv-endpoint, checks the network."""
     )
-
-
-def test_success_needs_no_report() -> None:
-    """A job that went well ends in silence."""
-    assert render(result(worker_end(0, 0), verdict="success", exit_code=0)) == []
 
 
 def test_an_unkillable_worker_is_named_with_what_it_waits_for() -> None:

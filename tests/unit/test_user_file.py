@@ -19,8 +19,8 @@ from elastic_run.files import explain_denial, read_user_file
 from elastic_run.notices import UsageError
 from elastic_run.rendezvous import RendezvousParameters
 from elastic_run.rendezvous.handler import create_handler
+from elastic_run.report.failure_rules import read_rules
 from elastic_run.report.job_history import read_logs
-from elastic_run.report.job_result import read_rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

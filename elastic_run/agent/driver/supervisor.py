@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round_waits import CheckEnd, CheckProcess, HeldRound
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.core.agent.messages import Command, Event
-    from elastic_run.report.job_result import JobResult
+    from elastic_run.core.failure.diagnose import JobResult
     from elastic_run.timer.timer_file import FileTimerRequest
 
 #: Seconds that are long for a reader of the output, or for the loop, and short for a person.
@@ -202,8 +202,14 @@ class Supervisor:
         self._result = history.conclude(finish, self._context.agent)
         self._recorder.agent_ended(self._result)
         self._recorder.begin()
-        if self._options.is_whole_process:
-            history.print_ending(self._result, self.console)
+        if not self._options.is_whole_process:
+            return self._result
+        if finish.verdict != "success":
+            from elastic_run.report.closing_report import print_ending
+
+            print_ending(self._result, self.console, os.environ)
+        elif self._result.log_dir and getattr(self._context.logs_specs, "is_unnamed", False):
+            self.console.say(f"the log files are in {self._result.log_dir} (--log-dir names another place)")
         return self._result
 
     def _serve_kept_state(self) -> None:

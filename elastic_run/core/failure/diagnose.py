@@ -1,4 +1,4 @@
-"""Evidence of a failed attempt to its causes, the likeliest first. Pure, and imported only after a failure.
+"""The end of a job, and from its evidence the causes, the likeliest first. Pure, and imported only after a failure.
 
 Rules
 - A failure of a worker's own, by `severity`, is the cause. The kernel's log, else the OOM killer's counters, show where
@@ -27,8 +27,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from elastic_run.core.failure.root_cause import OomKills, WorkerEnd
+    from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.failure.stacks import Place
+    from elastic_run.core.job.documents import EqualErrors
 
 # Kinds of causes.
 EXCEPTION = "exception"
@@ -45,6 +46,10 @@ COLLECTIVE = "collective"
 LOST_PEER = "lost_peer"
 #: Kind of a rule, not of a cause: the program meets at another address than that of the job's store.
 OWN_ADDRESS = "own_address"
+#: Verdicts whose detail says which nodes are lost, or why this node has to go.
+_OF_NODES = frozenset(("nodes_lost", "excluded", "unhealthy"))
+#: Verdicts against which something helps, whatever a worker has failed of.
+_OF_LAUNCHER = frozenset(("cannot_start", "unkillable_worker"))
 #: How far a cause is proved, the surest first.
 CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
 
@@ -56,7 +61,7 @@ class Rule:
     match: str  # A regular expression that is searched for in what the worker said
     help: str  # What the user can do
     decision: str = ""  # What follows: one of `restart_policy.RULE_DECISIONS`, or "" for what the flags say
-    cause: str = ""  # The only kind of cause that the rule is for, `OWN_ADDRESS`, or ""
+    cause: str = ""  # The only kind of cause that the rule is for, `OWN_ADDRESS`, a verdict of the launcher, or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +71,6 @@ class RecorderFinding:
     text: str  # One sentence
     ranks: tuple[int, ...] = ()  # The ranks at which the cause lies; empty where no rank is accused
     is_whole_job: bool = True  # Whether all ranks of the job were asked for their dumps
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What is known of a failed attempt."""
-
-    root: WorkerEnd | None  # The worker whose failure came first, or None
-    ends: tuple[WorkerEnd, ...] = ()  # How the workers of this node ended
-    #: Where the ranks of a job of several nodes were that did not stop; None if this node knows only its own
-    stuck: Mapping[int, Place] | None = None
-    recorder: RecorderFinding | None = None  # What the flight recorder says, or None
-    node_event: str = ""  # Which nodes the job has lost, or why this one has to go, if that has ended it; or ""
-    versions: str = ""  # Which nodes have which version of torch; "" where all have the same
-    is_log_disk_full: bool = False  # Whether nothing more fits on the disk of the root cause's log files
-    rule: Rule | None = None  # The user's rule that fits the failure, or None
-    rules: tuple[Rule, ...] = ()  # The rules of elastic-run on what helps against known failures
-    #: Port of the workers' store if an agent serves it, so that each rank is a client; or None
-    store_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,32 +84,93 @@ class Cause:
     help: str = ""  # What the user can do, or ""
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A failure that was tried again."""
+
+    restart_count: int  # Number of the attempt, the first is 0
+    root: WorkerEnd | None  # The worker that failed first, or None
+    started_at: float  # Wall clock, seconds since the epoch
+    uptime: float  # Seconds until the first failure
+    kept_state: str | None = None  # The step of the state that was kept by then, with --keep-state
+
+
+@dataclass(slots=True)
+class JobResult:
+    """The end of a job, which report, failure.json and error file show."""
+
+    verdict: str  # A name from `contract.EXIT_CODES`
+    exit_code: int  # The launcher's exit code
+    entrypoint: str = ""  # The workers' program, such as `train.py`
+    role: str = "default"  # Name of the workers' role
+    run_id: str = ""  # The job's id
+    root: WorkerEnd | None = None  # The worker that failed first in the last attempt, or None
+    ends: tuple[WorkerEnd, ...] = ()  # The ends of the last attempt's workers on this node
+    #: Where the ranks of a job of several nodes were that did not stop; None if this node knows only its own
+    stuck: Mapping[int, Place] | None = None
+    equal_errors: EqualErrors | None = None  # Which workers of a job of several nodes had the error of `root`, or None
+    attempts: tuple[Attempt, ...] = ()  # The failures before it, oldest first
+    restarts_used: int = 0  # Restarts that were made
+    max_restarts: int = 0  # Restarts that were allowed
+    log_dir: str = ""  # Directory of this run's logs, or ""
+    detail: str = ""  # One sentence on a verdict of the launcher, or ""
+    #: The finding from the flight recorder's dumps, such as a rank that did not join a collective, or None
+    recorder: RecorderFinding | None = None
+    versions: str = ""  # The nodes of each version of torch; "" if all have the same
+    rule: Rule | None = None  # The user's own rule on the failure of `root`, or None
+    #: Port of the workers' store if an agent serves it, so that each rank is a client; or None
+    store_port: int | None = None
+    signal: int | None = None  # The signal that stopped the launcher, or None
+    world_size: int = 1  # Workers in the job
+    nnodes: int = 1  # Nodes in the job
+    #: Pid and kernel wait channel of each process that SIGKILL could not end
+    survivors: tuple[tuple[int, str], ...] = ()
+    ended_at: float = 0.0  # Wall clock, seconds since the epoch
+    failure_file: str = ""  # Path of the failure.json that was written, or ""
+    is_log_disk_full: bool = False  # Whether nothing more fits on the disk of the root cause's log files
+    #: Whether this node shows one line in place of the whole report, which the host of `root` shows
+    is_brief: bool = False
+    causes: tuple[Cause, ...] = ()  # What `diagnose` says of all this
+    advice: str | None = None  # What the user can do, or None
+
+
+def explain(result: JobResult, rules: Sequence[Rule] = ()) -> JobResult:
+    """Fill in the causes of a job that has not succeeded, and what helps; `rules` are those of elastic-run."""
+    result.causes = diagnose(result, rules)
+    if result.root is not None and result.verdict not in _OF_LAUNCHER:
+        result.advice = result.causes[0].help or None
+    elif result.root is not None or result.signal is None:
+        of_verdict = (rule for rule in rules if rule.cause == result.verdict and re.search(rule.match, result.detail))
+        result.advice = next((rule.help for rule in of_verdict), None)
+    return result
+
+
 #: Characters of a text in which a rule's expression is searched for.
 _MOST = 8 * 1024
 #: The address at which a client of torch's store has found nobody.
 _UNANSWERED = re.compile(r"client socket has [^()\n]*\([^()\n]*, (\d{1,5})\)")
 
 
-def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
-    """Return the causes of a failure, the likeliest first; none where nothing points anywhere."""
-    root = evidence.root
-    event = (Cause(NODE_EVENT, (), CERTAIN, (evidence.node_event,)),) if evidence.node_event else ()
+def diagnose(result: JobResult, rules: Sequence[Rule] = ()) -> tuple[Cause, ...]:
+    """Return the causes of a job's end, the likeliest first."""
+    root = result.root
+    event = (Cause(NODE_EVENT, (), CERTAIN, (result.detail,)),) if result.verdict in _OF_NODES and result.detail else ()
     if root is None:
-        return (*event, *_collective(evidence, LIKELY))
-    versions = (Cause(OTHER_VERSION, (), POSSIBLE, (evidence.versions,)),) if evidence.versions else ()
+        return (*event, *_collective(result, LIKELY))
+    versions = (Cause(OTHER_VERSION, (), POSSIBLE, (result.versions,)),) if result.versions else ()
     if not has_lost_rank(root):
-        own = (_own_failure(root, evidence),)
+        own = (_own_failure(root, result, rules),)
         first = (*event, *own) if is_secondary(root) else (*own, *event)
-        return (*first, *versions, *_collective(evidence, POSSIBLE))
-    ended = (end.rank for end in find_early_ends(root, evidence.ends))
+        return (*first, *versions, *_collective(result, POSSIBLE))
+    ended = (each.rank for each in result.ends if _ended_early(each, root))
     early = _elsewhere(EARLY_EXIT, ended, "exit code 0 while the others went on")
-    places = find_stuck(root, evidence.ends, evidence.stuck)
+    places = result.stuck if result.stuck is not None else _find_stuck(result.ends)
     stuck = _elsewhere(STUCK, places, "it did not stop, and its stacks show no wait for others")
-    collective = _collective(evidence, LIKELY)
+    collective = _collective(result, LIKELY)
     accused = {rank for cause in collective for rank in cause.ranks}
     names_early = bool(accused & {rank for cause in early for rank in cause.ranks})
     elsewhere = [*early, *collective] if names_early else [*collective, *early]
-    return (*event, *elsewhere, *stuck, _own_failure(root, evidence), *versions)
+    return (*event, *elsewhere, *stuck, _own_failure(root, result, rules), *versions)
 
 
 def find_rule(rules: Sequence[Rule], said: str, kind: str = "") -> Rule | None:
@@ -143,11 +191,8 @@ def last_words(end: WorkerEnd) -> str:
     return f"{said}\n{end.kernel_line}" if end.kernel_line else said
 
 
-def find_early_ends(root: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[WorkerEnd]:
-    """Return the workers that had ended with 0 when another one lost a peer; none where that one failed by itself."""
-    if not has_lost_rank(root):
-        return []
-    return [end for end in ends if end.exitcode == 0 and not end.was_stopped and end.uptime < root.uptime]
+def _ended_early(end: WorkerEnd, root: WorkerEnd) -> bool:
+    return end.exitcode == 0 and not end.was_stopped and end.uptime < root.uptime
 
 
 def is_stuck(end: WorkerEnd) -> bool:
@@ -160,35 +205,32 @@ def has_failed(end: WorkerEnd) -> bool:
     return end.exitcode != 0 and not end.was_stopped
 
 
-def find_stuck(
-    root: WorkerEnd, ends: Sequence[WorkerEnd], of_job: Mapping[int, Place] | None = None
-) -> Mapping[int, Place]:
-    """Return the places of ranks that did not stop and waited for nobody.
+def _find_stuck(ends: Sequence[WorkerEnd]) -> list[int]:
+    """Return the ranks that did not stop and waited for nobody.
 
     If those are as many as the ranks that failed, or more, only those count that had been there before the stop: many
     workers that do not stop are busy with the stop itself. They save a checkpoint, for example.
     """
-    if not has_lost_rank(root):
-        return {}
-    if of_job is not None:
-        return of_job
     stuck = [end for end in ends if is_stuck(end)]
     if len(stuck) >= sum(map(has_failed, ends)):
         stuck = [end for end in stuck if end.is_unmoved]
-    return {end.rank: end.stuck_at for end in stuck if end.stuck_at is not None}
+    return [end.rank for end in stuck]
 
 
-def _own_failure(root: WorkerEnd, evidence: Evidence) -> Cause:
-    alike = (end.rank for end in evidence.ends if end.rank != root.rank and has_equal_error(end, root))
+def _own_failure(root: WorkerEnd, result: JobResult, rules: Sequence[Rule]) -> Cause:
+    alike = (end.rank for end in result.ends if end.rank != root.rank and has_equal_error(end, root))
     ranks = (root.rank, *sorted(alike))
-    if evidence.is_log_disk_full:
-        return Cause(LOG_DISK_FULL, ranks, LIKELY, ("nothing more fits on the disk of the log files",))
+    if result.is_log_disk_full:
+        return Cause(LOG_DISK_FULL, ranks, LIKELY, ("nothing more fits on the disk of the log files",), _LOG_DISK_FULL)
     kind, confidence, why = _classify(root)
     said = last_words(root)
     unanswered = _UNANSWERED.search(said)  # a client has waited at another port than that of the store
-    meets_elsewhere = unanswered is not None and evidence.store_port not in (None, int(unanswered[1]))
-    kind_of_rule = OWN_ADDRESS if meets_elsewhere else kind
-    rule = evidence.rule or find_rule(evidence.rules, said, kind_of_rule)
+    meets_elsewhere = unanswered is not None and result.store_port not in (None, int(unanswered[1]))
+    if result.rule is not None:
+        return Cause(kind, ranks, confidence, why, result.rule.help)
+    if kind == OOM_KILL:
+        return Cause(kind, ranks, confidence, why, _OOM[confidence][1])
+    rule = find_rule(rules, said, OWN_ADDRESS if meets_elsewhere else kind)
     return Cause(kind, ranks, confidence, why, help_against_end(root) if rule is None else rule.help)
 
 
@@ -209,8 +251,8 @@ def _classify(root: WorkerEnd) -> tuple[str, str, tuple[str, ...]]:
         return kind, CERTAIN if is_certain and not is_hang else LIKELY, why if is_hang else said
     kills = root.oom_kills
     if root.signal == SIGKILL and kills is not None and (kills.group or kills.machine):
-        who = "the job's cgroup" if kills.group else "the machine"
-        return OOM_KILL, CERTAIN if kills.group else LIKELY, ("SIGKILL", f"{who} counts kills of the OOM killer")
+        confidence = CERTAIN if kills.group else LIKELY
+        return OOM_KILL, confidence, ("SIGKILL", _OOM[confidence][0])
     return END, CERTAIN, ("its exit status", *logged)
 
 
@@ -220,8 +262,8 @@ def _elsewhere(kind: str, ranks: Iterable[int], why: str) -> tuple[Cause, ...]:
     return (Cause(kind, found, LIKELY, (why, "all failures are of a lost peer")),) if found else ()
 
 
-def _collective(evidence: Evidence, confidence: str) -> tuple[Cause, ...]:
-    found = evidence.recorder
+def _collective(result: JobResult, confidence: str) -> tuple[Cause, ...]:
+    found = result.recorder
     if found is None or not found.ranks or not found.is_whole_job:
         return ()
     return (Cause(COLLECTIVE, found.ranks, confidence, ("the dumps of the flight recorder",)),)
@@ -293,6 +335,29 @@ _SIGNALS: dict[int, str] = {
     SIGXFSZ: "The worker wrote a file larger than allowed: look at `ulimit -f`.",
     SIGSYS: "The worker made a system call that the sandbox forbids: look at the container's seccomp profile.",
 }
+#: A kill by the OOM killer, by how far it is proved: what the report says of it, and what helps.
+_OOM = {
+    CERTAIN: (
+        "the kernel's OOM killer ended it: the job's memory limit is reached",
+        "Use a smaller batch or fewer DataLoader workers, or ask for more memory.",
+    ),
+    LIKELY: (
+        "meanwhile the kernel's OOM killer ended a process on this machine",
+        "Use less memory, or ask for more. To be sure: `dmesg | grep -i oom`",
+    ),
+}
+_OTHER_KILL = (
+    "The kernel's OOM killer did not do this: the scheduler, the container's runtime, a limit of CPU time "
+    "(`ulimit -Ht`) or a person sent SIGKILL."
+)
+_UNKNOWN_KILL = (
+    "The kernel's OOM killer, the scheduler or a person sent SIGKILL: `dmesg | grep -i oom` shows whether it was "
+    "the kernel."
+)
+_LOG_DISK_FULL = (
+    "The disk of the log directory is full, and a worker whose output is redirected there fails when it prints: "
+    "`df -h` shows the disk, --log-dir chooses another."
+)
 _WARNINGS = {SIGUSR1: "SIGUSR1", SIGUSR2: "SIGUSR2"}
 _PASSED_ON = (
     "The script has no handler for this signal: install one, or leave the signal out of --forward-signals and "
@@ -314,7 +379,7 @@ _CODES: dict[int, str] = {
 def help_against_end(end: WorkerEnd) -> str:
     """Return what helps against the way in which a worker ended."""
     if end.signal == SIGKILL:
-        return _help_against_kill(end.oom_kills)
+        return _OTHER_KILL if end.oom_kills is not None and end.oom_kills.machine == 0 else _UNKNOWN_KILL
     if end.signal == SIGSEGV and end.exception is not None and end.exception.type == FATAL_ERROR:
         return "Native code crashed below that line: a library built for another PyTorch or CUDA is the usual reason."
     if end.signal in _WARNINGS:
@@ -322,19 +387,3 @@ def help_against_end(end: WorkerEnd) -> str:
     if end.signal is not None:
         return _SIGNALS.get(end.signal, "")
     return _CODES.get(end.exitcode, "")
-
-
-def _help_against_kill(oom_kills: OomKills | None) -> str:
-    if oom_kills is not None and oom_kills.group:
-        return "Use a smaller batch or fewer DataLoader workers, or ask for more memory."
-    if oom_kills is not None and oom_kills.machine:
-        return "Use less memory, or ask for more. To be sure: `dmesg | grep -i oom`"
-    if oom_kills is not None and oom_kills.machine == 0:
-        return (
-            "The kernel's OOM killer did not do this: the scheduler, the container's runtime, a limit of CPU time "
-            "(`ulimit -Ht`) or a person sent SIGKILL."
-        )
-    return (
-        "The kernel's OOM killer, the scheduler or a person sent SIGKILL: `dmesg | grep -i oom` shows whether it was "
-        "the kernel."
-    )

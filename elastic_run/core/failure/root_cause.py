@@ -192,6 +192,11 @@ class WorkerEnd:
         is_reported = EXIT_SIGNAL_BASE < self.exitcode <= EXIT_SIGNAL_BASE + 64
         return self.exitcode - EXIT_SIGNAL_BASE if is_reported else None
 
+    @property
+    def job_exit_code(self) -> int:
+        """The exit code that it gives its job as the root cause: 128+n for signal n."""
+        return self.exitcode if self.exitcode >= 0 else EXIT_SIGNAL_BASE - self.exitcode
+
 
 def find_root_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     """Return the worker whose failure came first, or None if none failed by itself."""
