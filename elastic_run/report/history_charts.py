@@ -11,13 +11,14 @@ from itertools import pairwise
 from statistics import mean, median
 
 from elastic_run.records import dataclass, field
+from elastic_run.report.job_history import moment
 from elastic_run.report.text import span as describe_span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from elastic_run.report.job_history import Agent, Job, Member, Reading
+    from elastic_run.report.job_history import Agent, Job, Member
 
 #: Units of the scale, and the least width of a phase in them.
 SCALE = 1000.0
@@ -77,15 +78,15 @@ def find_span(job: Job) -> Span:
 
 def phases_of(member: Member) -> Iterator[tuple[str, float, float]]:
     """Return the phases of a node's round: kind, begin and end in seconds since the epoch."""
-    yield WAITING, member.formed_at - member.rendezvous_s, member.formed_at
-    started = member.started_at if member.started_at is not None else member.stopping_at or member.last_at
-    yield STARTING, member.formed_at, started
-    if member.started_at is not None:
-        stopping = member.stopping_at if member.stopping_at is not None else member.last_at
+    formed = member.formed["time"]
+    stopping = moment(member, "workers_stopping", member.last_at)
+    started = moment(member, "workers_started", stopping)
+    yield WAITING, formed - member.formed["rendezvous_s"], formed
+    yield STARTING, formed, started
+    if "workers_started" in member.events:
         yield RUNNING, started, stopping
-    if member.stopping_at is not None:
-        stopped = member.stopped_at if member.stopped_at is not None else member.last_at
-        yield STOPPING, member.stopping_at, stopped
+    if "workers_stopping" in member.events:
+        yield STOPPING, stopping, moment(member, "workers_stopped", member.last_at)
 
 
 def draw_rows(job: Job, span: Span) -> list[Row]:
@@ -98,15 +99,15 @@ def draw_rows(job: Job, span: Span) -> list[Row]:
         of_agent[agent.name] = row
     unseen: dict[str, float] = {}
     for each in job.rounds:
-        title = f"round {each.number}, restart {each.restart}"
-        last = max((member.stopping_at or member.last_at for member in each.members.values()), default=0.0)
+        title = f"round {each.number}, restart {each.formed['restart']}"
+        last = max(moment(member, "workers_stopping", member.last_at) for member in each.members.values())
         for member in each.members.values():
-            row = of_agent[member.agent]
-            _draw_member(row, member, span, title)
-            if member.started_at is not None and member.stopping_at is None:
-                left = span.place(member.last_at)
-                unseen[member.agent] = (left + span.place(last)) / 2
-                row.phases.append(Phase(UNSEEN, round(left, 2), round(span.place(last) - left, 2), f"{title}: unknown"))
+            name = member.formed["agent"]
+            _draw_member(of_agent[name], member, span, title)
+            if "workers_started" in member.events and "workers_stopping" not in member.events:
+                left, right = span.place(member.last_at), span.place(last)
+                unseen[name] = (left + right) / 2
+                of_agent[name].phases.append(Phase(UNSEEN, round(left, 2), round(right - left, 2), f"{title}: unknown"))
     for agent in (agent for agent in job.agents if agent.ended is None):
         of_agent[agent.name].ends.append(round(unseen.get(agent.name, span.place(agent.last_at)), 1))
     drawn = sorted((row for of_host in rows.values() for row in of_host), key=lambda row: _natural(row.label))
@@ -135,20 +136,10 @@ def _draw_member(row: Row, member: Member, span: Span, title: str) -> None:
             continue  # narrower than can be seen: of thousands of rounds only as many as fit are drawn
         row.phases.append(Phase(kind, round(left, 2), round(max(right - left, _LEAST), 2), f"{title}: {kind}"))
     for worker in member.workers.values():
-        if worker.failure is not None and worker.failure["is_root"]:
-            place = round(span.place(worker.ended_at or member.last_at), 1)
+        if "worker_failed" in worker.events and worker.events["worker_failed"]["is_root"]:
+            place = round(span.place(moment(worker, "worker_exited", member.last_at)), 1)
             if not row.failures or place - row.failures[-1][0] >= _LEAST:
                 row.failures.append((place, f"{title}: rank {worker.rank} failed"))
-
-
-def add_phases(job: Job) -> dict[str, float]:
-    """Return the seconds of each phase, of all nodes together."""
-    sums = dict.fromkeys(PHASES, 0.0)
-    for each in job.rounds:
-        for member in each.members.values():
-            for kind, begin, end in phases_of(member):
-                sums[kind] += max(0.0, end - begin)
-    return sums
 
 
 #: Height of a drawing in its own units, curves in it, points of a curve, and seconds below which a silence is none.
@@ -156,18 +147,10 @@ HEIGHT = 120.0
 _CURVES = 6
 _POINTS = 400
 _LEAST_SILENCE = 10.0
+_MIB_OF_GIB = 1024
 
-#: Values of one worker in one round: wall clock and value.
-Points = list[tuple[float, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One rank in a drawing."""
-
-    rank: int  # Its global rank
-    text: str  # Its average or its highest value, in words
-    path: str  # The drawing's path
+#: Curves of a rank, each a list of wall clock and value: between two curves nothing is drawn.
+Curves = list[list[tuple[float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,42 +159,33 @@ class Chart:
 
     title: str  # The title of the curves
     top: str  # The highest value, in words
-    curves: list[Curve]  # The ranks that stand out most
+    curves: list[tuple[int, str, str]]  # The ranks that stand out most: rank, its value in words, and path
     others: int  # Number of ranks that are not drawn
 
 
-def draw_silences(job: Job, span: Span) -> tuple[Chart, bool]:
-    """Return how long each rank was silent, and whether the stdout of any rank was seen.
+def draw_silences(job: Job, span: Span) -> Chart | None:
+    """Return how long each rank was silent, or None if no rank's stdout was seen.
 
     A curve rises while its rank writes nothing, and falls when the rank writes. The event log has silences of ten
     seconds and more, and those at the end of a worker.
     """
     of_rank: dict[int, list[tuple[float, float]]] = {}
-    is_seen = False
-    for each in job.rounds:
-        for member in each.members.values():
-            for worker in member.workers.values():
-                is_seen = is_seen or worker.is_output_seen
-                if worker.is_output_seen:
-                    long = [silence for silence in worker.silences if silence[1] >= _LEAST_SILENCE]
-                    of_rank.setdefault(worker.rank, []).extend(long)
+    for worker in (worker for each in job.rounds for _, worker in each.workers):
+        if worker.events.get("worker_started", {}).get("is_output_seen"):
+            of_rank.setdefault(worker.rank, []).extend(
+                silence for silence in worker.silences if silence[1] >= _LEAST_SILENCE
+            )
+    if not of_rank:
+        return None
     longest = {rank: max(seconds for _, seconds in found) for rank, found in of_rank.items() if found}
-    highest = max(longest.values(), default=0.0)
-    chosen = sorted(longest, key=lambda rank: (-longest[rank], rank))[:_CURVES]
-    curves = [
-        Curve(rank, describe_span(longest[rank]), _draw_silences(of_rank[rank], span, highest)) for rank in chosen
-    ]
-    return Chart("Silence", describe_span(highest), curves, len(longest) - len(curves)), is_seen
-
-
-def _draw_silences(silences: list[tuple[float, float]], span: Span, highest: float) -> str:
-    parts, at = [f"M0 {HEIGHT:g}"], 0.0
-    kept = sorted(sorted(silences, key=lambda silence: -silence[1])[:_POINTS])
-    for end, seconds in kept:
-        left, right = max(at, span.place(end - seconds)), span.place(end)
-        parts.append(f"H{left:.1f}L{right:.1f} {HEIGHT * (1 - seconds / highest):.1f}V{HEIGHT:g}")
-        at = right
-    return "".join((*parts, f"H{SCALE:g}"))
+    chosen = {rank: sorted(of_rank[rank], key=lambda silence: -silence[1])[: _POINTS // 3] for rank in longest}
+    curves = {
+        rank: [[(end - seconds, 0.0), (end, seconds), (end, 0.0)] for end, seconds in sorted(found)]
+        for rank, found in chosen.items()
+    }
+    return _draw_chart(
+        "Silence", curves, longest, span, {rank: describe_span(value) for rank, value in longest.items()}
+    )
 
 
 def draw_resources(job: Job, span: Span) -> list[Chart]:
@@ -219,58 +193,53 @@ def draw_resources(job: Job, span: Span) -> list[Chart]:
 
     Between two readings the curves are straight lines, and between the rounds there are none.
     """
-    cpu: dict[int, list[Points]] = {}
-    memory: dict[int, list[Points]] = {}
-    for each in job.rounds:
-        for member in each.members.values():
-            for worker in member.workers.values():
-                if len(worker.readings) > 1:
-                    cpu.setdefault(worker.rank, []).append(_find_shares(worker.readings))
-                    memory.setdefault(worker.rank, []).append([(each.at, each.memory) for each in worker.readings])
+    cpu: dict[int, Curves] = {}
+    memory: dict[int, Curves] = {}
+    for worker in (worker for each in job.rounds for _, worker in each.workers):
+        if len(worker.readings) > 1:
+            shares = [
+                (after[0], max(0.0, 100 * (after[1] - before[1]) / max(after[0] - before[0], 1e-3)))
+                for before, after in pairwise(worker.readings)
+            ]
+            cpu.setdefault(worker.rank, []).append([(worker.readings[0][0], shares[0][1]), *shares])
+            memory.setdefault(worker.rank, []).append([(at, mib) for at, _, mib in worker.readings])
     if not cpu:
         return []
-    averages = {rank: mean(value for points in rounds for _, value in points) for rank, rounds in cpu.items()}
+    averages = {rank: mean(value for curve in curves for _, value in curve) for rank, curves in cpu.items()}
     middle = median(averages.values())
-    unlike = sorted(averages, key=lambda rank: (-abs(averages[rank] - middle), rank))
-    peaks = {rank: _find_highest(rounds) for rank, rounds in memory.items()}
-    large = sorted(peaks, key=lambda rank: (-peaks[rank], rank))
+    unlike = {rank: abs(average - middle) for rank, average in averages.items()}
+    peaks = {rank: _find_highest(curves) for rank, curves in memory.items()}
+    used = {rank: f"{average:.0f} % on average" for rank, average in averages.items()}
+    sizes = {rank: _describe_size(peak) for rank, peak in peaks.items()}
     return [
-        _draw_chart("Processor time", cpu, unlike, span, {rank: f"{averages[rank]:.0f} % on average" for rank in cpu}),
-        _draw_chart("Memory", memory, large, span, {rank: _size(peaks[rank]) for rank in memory}),
+        _draw_chart("Processor time", cpu, unlike, span, used),
+        _draw_chart("Memory", memory, peaks, span, sizes),
     ]
-
-
-def _find_shares(readings: list[Reading]) -> Points:
-    """Return percent of one processor between each two readings, at the later one and at the first."""
-    shares = [
-        (after.at, max(0.0, 100 * (after.cpu - before.cpu) / max(after.at - before.at, 1e-3)))
-        for before, after in pairwise(readings)
-    ]
-    return [(readings[0].at, shares[0][1]), *shares]
-
-
-def _find_highest(rounds: list[Points]) -> float:
-    return max(value for points in rounds for _, value in points)
 
 
 def _draw_chart(
-    title: str, values: dict[int, list[Points]], ranks: list[int], span: Span, texts: dict[int, str]
+    title: str, values: dict[int, Curves], worth: Mapping[int, float], span: Span, words: Mapping[int, str]
 ) -> Chart:
-    chosen = sorted(ranks[:_CURVES])  # in a small job each rank has the same colour in both drawings
-    highest = max(1.0, *(_find_highest(values[rank]) for rank in chosen))
-    curves = [Curve(rank, texts[rank], _draw(values[rank], span, highest)) for rank in chosen]
-    top = _size(highest) if title == "Memory" else f"{highest:.0f} %"
-    return Chart(title, top, curves, len(ranks) - len(chosen))
+    """Draw the ranks that are worth most; in a small job each rank has the same colour in all drawings."""
+    chosen = sorted(sorted(values, key=lambda rank: (-worth[rank], rank))[:_CURVES])
+    highest = max((1.0, *(_find_highest(values[rank]) for rank in chosen)))
+    describe = {"Silence": describe_span, "Memory": _describe_size}.get(title, "{:.0f} %".format)
+    curves = [(rank, words[rank], _draw(values[rank], span, highest)) for rank in chosen]
+    return Chart(title, describe(highest), curves, len(values) - len(chosen))
 
 
-def _draw(rounds: list[Points], span: Span, highest: float) -> str:
-    step = 1 + sum(map(len, rounds)) // _POINTS
+def _draw(curves: Curves, span: Span, highest: float) -> str:
+    step = 1 + sum(map(len, curves)) // _POINTS
     return "".join(
         f"{'L' if index else 'M'}{span.place(at):.1f} {HEIGHT * (1 - value / highest):.1f}"
-        for points in rounds
-        for index, (at, value) in enumerate([*points[:-1:step], points[-1]])
+        for curve in curves
+        for index, (at, value) in enumerate([*curve[:-1:step], curve[-1]])
     )
 
 
-def _size(mib: float) -> str:
-    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"  # noqa: PLR2004 - MiB of a GiB
+def _find_highest(curves: Curves) -> float:
+    return max(value for curve in curves for _, value in curve)
+
+
+def _describe_size(mib: float) -> str:
+    return f"{mib / _MIB_OF_GIB:.1f} GiB" if mib >= _MIB_OF_GIB else f"{mib:.0f} MiB"

@@ -35,8 +35,8 @@ LINE_LIMIT = 1 << 16
 class Mistakes:
     """Lines of a file that are not events."""
 
-    file: str  # Name of the file
-    count: int  # Number of such lines
+    file: str
+    count: int
     first_line: int  # Number of the first such line
     reason: str  # Why that line is no event
 
@@ -170,66 +170,59 @@ def _read_stacks(path: str, logs: Logs) -> None:
 
 
 # --- the records ------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The resources that a worker had used at one moment."""
-
-    at: float  # Wall clock
-    cpu: float  # Seconds of processor time since its start
-    memory: float  # Resident MiB
+#: Events of a round that its records keep, of several of a name the last.
+_OF_MEMBER = frozenset(("workers_started", "workers_stopping", "workers_stopped", "hang_found"))
+_OF_WORKER = frozenset(("worker_started", "first_output", "silence", "worker_exited", "worker_failed"))
 
 
 @dataclass(slots=True)
 class Worker:
     """One worker in one round."""
 
-    rank: int  # Its global rank
-    pid: int  # Its pid
-    is_output_seen: bool = False  # Whether its stdout passed through the launcher
-    started_at: float | None = None  # Wall clock, or None if the line is missing
-    first_output_s: float | None = None  # Seconds from the start to its first output, or None
-    ended_at: float | None = None  # Wall clock; None while it runs, or if its launcher was killed before
-    exit_code: int | None = None  # Its exit code, or None
-    signal: str | None = None  # Name of the signal that ended it, or None
-    was_stopped: bool = False  # Whether the launcher had told it to stop
+    rank: int
+    events: dict[str, Event] = field(default_factory=dict)  # By their names; a line may be missing
     #: Wall clock at the end of each silence, and its seconds; the last ends with the worker
     silences: list[tuple[float, float]] = field(default_factory=list)
-    readings: list[Reading] = field(default_factory=list)  # The resources that it had used, at several moments
-    failure: Event | None = None  # Its event `worker_failed`, or None
+    #: Wall clock, seconds of processor time since the start, and resident MiB, at several moments
+    readings: list[tuple[float, float, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Member:
-    """One node's part in one round; times are the node's wall clock, None if the line is missing."""
+    """One node's part in one round."""
 
-    agent: str  # Id of the node's launcher
-    node: str  # Name of the node
-    node_rank: int  # Rank of the node in the round
-    formed_at: float  # Time at which the node had its place
-    rendezvous_s: float  # Seconds that the node waited for its place
-    started_at: float | None = None  # Time at which its workers ran
-    recovery_s: float | None = None  # Seconds since the failure of the round before
-    stopping_at: float | None = None  # Time at which the node began to stop its workers
-    stop_reason: str = ""  # Reason of the stop: `failure`, `halt`, `signal`, `success`, or ""
-    detail: str = ""  # The reason in words, or ""
-    detected_s: float | None = None  # Seconds from the failure to the begin of the stop
-    stopped_at: float | None = None  # Time at which no worker was left
-    last_at: float = 0.0  # Time of the node's last line about the round
-    workers: dict[int, Worker] = field(default_factory=dict)  # The workers by global rank
-    hang: Event | None = None  # Its event `hang_found`, or None
+    formed: Event  # Its event `round_formed`
+    last_at: float  # Wall clock of the node's last line about the round
+    events: dict[str, Event] = field(default_factory=dict)  # The others by their names; a line may be missing
+    workers: dict[int, Worker] = field(default_factory=dict)  # By global rank
+
+    @property
+    def node(self) -> str:
+        """The node's name."""
+        return str(self.formed["node"])
+
+
+def moment(of: Member | Worker, event: str, default: float) -> float:
+    """Return the wall clock of an event, or the default if its line is missing."""
+    return float(of.events[event]["time"]) if event in of.events else default
 
 
 @dataclass(slots=True)
 class Round:
     """One round of a job."""
 
-    number: int  # Its number
-    round_id: str  # The unique id of the round, "" for a job of one node
-    restart: int  # Restarts of the job when it was formed
-    nodes: int  # Nodes in it
-    workers: int  # Workers in it
-    reason: str  # Why the round was formed, or ""
-    members: dict[int, Member] = field(default_factory=dict)  # The nodes whose logs were read, by node rank
+    formed: Event  # The event `round_formed` of one of its nodes
+    members: dict[int, Member]  # The nodes whose logs were read, by node rank
+
+    @property
+    def number(self) -> int:
+        """The round's number."""
+        return self.formed["round"] or 0
+
+    @property
+    def workers(self) -> list[tuple[Member, Worker]]:
+        """The workers whose logs were read, with their nodes."""
+        return [(member, worker) for member in self.members.values() for worker in member.workers.values()]
 
 
 @dataclass(slots=True)
@@ -244,7 +237,32 @@ class Agent:
     started: Event | None = None  # Its event `agent_started`, or None
     ended: Event | None = None  # Its event `agent_ended`; None if it runs, was killed, or the end of its log is missing
     lost_lines: int = 0  # Lines that it could not write
-    job: str = ""  # Unique id of its job, since jobs may share a run id; "" before its first round
+    rounds: list[Round] = field(default_factory=list)  # Its own part in each
+
+    @property
+    def job(self) -> str:
+        """Unique id of its job, since jobs may share a run id; its own id before its first round."""
+        return str(self.rounds[-1].formed["job"]) if self.rounds else self.name
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        name = event["event"]
+        self.last_at = max(self.last_at, event["time"])
+        if name == "agent_started":
+            self.started = event
+        elif name == "agent_ended":
+            self.ended = event
+        elif name == "lines_lost":
+            self.lost_lines += event["lines"]
+        elif name == "round_formed":
+            node_rank = event["node_rank"]
+            self.rounds.append(Round(event, {node_rank: Member(event, event["time"])}))
+        # Where the line that begins a round is missing, its other events belong to no round.
+        if self.rounds and name not in ("rendezvous_started", "agent_ended"):
+            latest = self.rounds[-1]
+            if event["round"] in (None, latest.number):
+                (member,) = latest.members.values()
+                _add_to_member(member, name, event)
 
 
 @dataclass(slots=True)
@@ -258,12 +276,12 @@ class Job:
     @property
     def restarts(self) -> int:
         """Restarts that the job has made."""
-        return max((each.restart for each in self.rounds), default=0)
+        return max((each.formed["restart"] for each in self.rounds), default=0)
 
     @property
     def verdict(self) -> str:
         """How the job ended, as most launchers of its last round say; "" where no log tells."""
-        last = {member.agent for member in self.rounds[-1].members.values()} if self.rounds else set()
+        last = {member.formed["agent"] for member in self.rounds[-1].members.values()} if self.rounds else set()
         told = [agent for agent in self.agents if agent.ended is not None]
         of_last = [agent for agent in told if agent.name in last] or told
         verdicts = [agent.ended["verdict"] for agent in of_last if agent.ended is not None]
@@ -272,127 +290,56 @@ class Job:
 
 def fold(events: Iterable[Event]) -> list[Job]:
     """Fold events into jobs, those of each launcher in their order; a repeated event counts once."""
-    of_agent: dict[str, _AgentFold] = {}
+    agents: dict[str, Agent] = {}
+    first: dict[str, Event] = {}
     seen: set[tuple[str, float, str, Any]] = set()
-    for event in _follow_monotonic_clocks(events):
-        key = (event["agent"], event["monotonic"], event["event"], event.get("rank"))
-        if key not in seen:
-            seen.add(key)
-            of_agent.setdefault(event["agent"], _AgentFold(event)).add(event)
-    folds = sorted(of_agent.values(), key=lambda each: each.agent.first_at)
-    return [_join(list(group)) for group in _group_by_job(folds)]
+    for event in events:
+        name = event["agent"]
+        key = (name, event["monotonic"], event["event"], event.get("rank"))
+        if key in seen:
+            continue
+        seen.add(key)
+        # The wall clock of the launcher's first event, carried on by its monotonic clock: a wall clock that is set
+        # while the job runs would stretch the rounds of the page by days.
+        began = first.setdefault(name, event)
+        moved = {**event, "time": began["time"] + event["monotonic"] - began["monotonic"]}
+        agent = agents.get(name)
+        if agent is None:
+            agent = agents[name] = Agent(name, event["node"], event["run_id"], event["time"], event["time"])
+        agent.add(moved)
+    return [_join(group) for group in _group_by_job(sorted(agents.values(), key=lambda agent: agent.first_at))]
 
 
-def _group_by_job(folds: list[_AgentFold]) -> Iterator[list[_AgentFold]]:
+def _group_by_job(agents: list[Agent]) -> Iterator[list[Agent]]:
     """Group the launchers by job; a launcher that was in no round belongs to the last job of its run id, if any."""
-    groups: dict[tuple[str, str], list[_AgentFold]] = {}
-    for each in (each for each in folds if each.rounds):
-        groups.setdefault((each.agent.run_id, each.agent.job), []).append(each)
-    for each in (each for each in folds if not each.rounds):
-        of_id = [key for key in groups if key[0] == each.agent.run_id and key[1] != each.agent.name]
-        groups.setdefault(of_id[-1] if of_id else (each.agent.run_id, each.agent.name), []).append(each)
-    yield from sorted(groups.values(), key=lambda group: min(each.agent.first_at for each in group))
+    groups: dict[tuple[str, str], list[Agent]] = {}
+    for agent in sorted(agents, key=lambda agent: not agent.rounds):
+        of_id = [key for key in groups if key[0] == agent.run_id]
+        key = of_id[-1] if of_id and not agent.rounds else (agent.run_id, agent.job)
+        groups.setdefault(key, []).append(agent)
+    yield from sorted(groups.values(), key=lambda group: min(agent.first_at for agent in group))
 
 
-def _join(folds: list[_AgentFold]) -> Job:
+def _join(agents: list[Agent]) -> Job:
     rounds: dict[tuple[int, str], Round] = {}
-    for each in folds:
-        for found in each.rounds:
-            known = rounds.setdefault((found.number, found.round_id), found)
-            known.members.update(found.members)
-    ordered = sorted(rounds.values(), key=lambda each: (each.number, min(m.formed_at for m in each.members.values())))
-    agents = sorted((each.agent for each in folds), key=lambda agent: agent.first_at)
-    return Job(agents[0].run_id, agents, ordered)
-
-
-#: What events say of a node's part in a round, and of a worker: for each field of the record the key in the event.
-_OF_MEMBER = {
-    "workers_started": {"started_at": "time", "recovery_s": "recovery_s"},
-    "workers_stopping": {
-        "stopping_at": "time",
-        "stop_reason": "reason",
-        "detail": "detail",
-        "detected_s": "detected_s",
-    },
-    "workers_stopped": {"stopped_at": "time"},
-}
-_OF_WORKER = {
-    "worker_started": {"started_at": "time", "is_output_seen": "is_output_seen"},
-    "first_output": {"first_output_s": "after_s"},
-    "silence": {},
-    "worker_exited": {"ended_at": "time", "was_stopped": "was_stopped", "exit_code": "exit_code", "signal": "signal"},
-    "worker_failed": {},
-}
-
-
-class _AgentFold:
-    """Folds the events of one launcher."""
-
-    def __init__(self, first: Event) -> None:
-        self.agent = Agent(first["agent"], first["node"], first["run_id"], first["time"], first["time"])
-        self.rounds: list[Round] = []
-        self._latest: Member | None = None
-
-    def add(self, event: Event) -> None:
-        """Take the next event."""
-        name, agent = event["event"], self.agent
-        agent.last_at = max(agent.last_at, event["time"])
-        if name == "agent_started":
-            agent.started = event
-        elif name == "agent_ended":
-            agent.ended = event
-        elif name == "lines_lost":
-            agent.lost_lines += event["lines"]
-        elif name == "round_formed":
-            self._add_round(event)
-        if name in ("rendezvous_started", "agent_ended"):
-            return
-        # An event of another round: the line that begins its round is missing.
-        if self._latest is not None and event["round"] in (None, self.rounds[-1].number):
-            self._latest.last_at = event["time"]
-            _add_to_member(self._latest, name, event)
-
-    def _add_round(self, event: Event) -> None:
-        node_rank = event["node_rank"]
-        self.agent.job = event["job"]
-        self._latest = Member(self.agent.name, self.agent.node, node_rank, event["time"], event["rendezvous_s"])
-        found = Round(
-            number=event["round"] or 0,
-            round_id=event["round_id"],
-            restart=event["restart"],
-            nodes=event["nodes"],
-            workers=event["workers"],
-            reason=event["reason"],
-            members={node_rank: self._latest},
-        )
-        self.rounds.append(found)
+    for found in (found for agent in agents for found in agent.rounds):
+        known = rounds.setdefault((found.number, found.formed["round_id"]), Round(found.formed, {}))
+        known.members.update(found.members)
+    begun = {key: min(member.formed["time"] for member in found.members.values()) for key, found in rounds.items()}
+    ordered = [rounds[key] for key in sorted(rounds, key=lambda key: (key[0], begun[key]))]
+    return Job(agents[0].run_id, sorted(agents, key=lambda agent: agent.first_at), ordered)
 
 
 def _add_to_member(member: Member, name: str, event: Event) -> None:
-    for field_name, key in _OF_MEMBER.get(name, {}).items():
-        setattr(member, field_name, event[key])
-    if name == "hang_found":
-        member.hang = event
+    member.last_at = event["time"]
+    if name in _OF_MEMBER:
+        member.events[name] = event
     elif name == "resources":
         for rank, cpu, memory in zip(event["ranks"], event["cpu_s"], event["memory_mib"], strict=False):
             if rank in member.workers:
-                member.workers[rank].readings.append(Reading(event["time"], cpu, memory))
+                member.workers[rank].readings.append((event["time"], cpu, memory))
     elif name in _OF_WORKER:
-        worker = member.workers.setdefault(event["rank"], Worker(event["rank"], event["pid"]))
-        for field_name, key in _OF_WORKER[name].items():
-            setattr(worker, field_name, event[key])
+        worker = member.workers.setdefault(event["rank"], Worker(event["rank"]))
+        worker.events[name] = event
         if name in ("silence", "worker_exited"):
             worker.silences.append((event["time"], event["silence_s"]))
-        elif name == "worker_failed":
-            worker.failure = event
-
-
-def _follow_monotonic_clocks(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield events with the wall clock of their launcher's first event, carried on by its monotonic clock.
-
-    A wall clock that is set while the job runs would stretch the rounds of the page by days.
-    """
-    first: dict[str, Event] = {}
-    for event in events:
-        began = first.setdefault(event["agent"], event)
-        yield {**event, "time": began["time"] + event["monotonic"] - began["monotonic"]}

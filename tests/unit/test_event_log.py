@@ -72,10 +72,11 @@ def test_every_event_of_the_schema_is_in_the_example_and_fits() -> None:
 def test_a_history_is_folded() -> None:
     """Rounds, restarts, members, workers and ending."""
     (job,) = fold(history())
-    assert [(each.number, each.restart) for each in job.rounds] == [(0, 0), (1, 1)]
+    assert [(each.number, each.formed["restart"]) for each in job.rounds] == [(0, 0), (1, 1)]
     assert (job.restarts, job.verdict, job.agents[0].lost_lines) == (1, "success", 3)
     worker = job.rounds[0].members[0].workers[0]
-    assert (worker.exit_code, worker.failure is not None, len(worker.silences)) == (1, True, 2)
+    assert (worker.events["worker_exited"]["exit_code"], len(worker.silences)) == (1, 2)
+    assert "worker_failed" in worker.events
     assert len(fold([*history(), *history()])) == 1, "the same lines from two files count once"
 
 

@@ -42,16 +42,28 @@ if TYPE_CHECKING:
     from elastic_run.report.history_charts import Chart
 
 
-def make_member(node: str, rank: int, *, stopping_at: float | None = None, last_at: float = 0.0) -> Member:
+def at(name: str, time: float, **fields: Any) -> dict[str, Any]:
+    """Return an event under its name."""
+    return {name: event(name, time=time, **fields)}
+
+
+def make_member(node: str, *, stopping_at: float | None = None, last_at: float = 0.0) -> Member:
     """Return a node's part in a round that was formed at 0 s and whose workers ran from 10 s on."""
-    return Member(node, node, rank, 0.0, 0.0, started_at=10.0, stopping_at=stopping_at, last_at=last_at)
+    events = at("workers_started", 10.0) | ({} if stopping_at is None else at("workers_stopping", stopping_at))
+    return Member(event("round_formed", time=0.0, rendezvous_s=0.0, agent=node, node=node), last_at, events)
+
+
+def make_round(*members: Member, number: int = 1, restart: int = 0) -> Round:
+    """Return a round of these nodes."""
+    formed = event("round_formed", round=number, restart=restart, nodes=len(members), workers=len(members))
+    return Round(formed, dict(enumerate(members)))
 
 
 def test_a_killed_launcher_ends_between_its_last_line_and_the_others_stop() -> None:
     """The end of a killed launcher is drawn in the middle of the time of which nothing is known."""
-    members = {0: make_member("a", 0, stopping_at=60.0, last_at=100.0), 1: make_member("b", 1, last_at=20.0)}
+    members = make_member("a", stopping_at=60.0, last_at=100.0), make_member("b", last_at=20.0)
     agents = [Agent("a", "a", "job", 0.0, 100.0, ended={"verdict": "success"}), Agent("b", "b", "job", 0.0, 20.0)]
-    job = Job("job", agents, [Round(1, "", 0, 2, 2, "", members)])
+    job = Job("job", agents, [make_round(*members)])
     there, killed = draw_rows(job, find_span(job))
     assert there.ends == []
     drawn = [(phase.kind, phase.left, phase.width) for phase in there.phases]
@@ -64,8 +76,7 @@ def test_a_killed_launcher_ends_between_its_last_line_and_the_others_stop() -> N
 
 def test_the_shares_of_the_phases_are_those_of_all_time() -> None:
     """Seconds and percent; time of no phase is waiting."""
-    members = {0: make_member("a", 0, stopping_at=60.0, last_at=100.0)}
-    job = Job("job", [], [Round(1, "", 0, 1, 1, "", members)])
+    job = Job("job", [], [make_round(make_member("a", stopping_at=60.0, last_at=100.0))])
     assert [(kind, *numbers) for kind, _, *numbers in _share_out(job, 100.0)] == [
         (RUNNING, 50.0, 50.0),
         (STARTING, 10.0, 10.0),
@@ -77,9 +88,9 @@ def test_the_shares_of_the_phases_are_those_of_all_time() -> None:
 
 def test_a_failure_is_drawn_where_its_worker_ended() -> None:
     """Not where its node said something last."""
-    member = make_member("a", 0, last_at=100.0)
-    member.workers[0] = Worker(0, 100, started_at=10.0, ended_at=20.0, failure={"is_root": True})
-    job = Job("job", [Agent("a", "a", "job", 0.0, 100.0)], [Round(1, "", 0, 1, 1, "", {0: member})])
+    member = make_member("a", last_at=100.0)
+    member.workers[0] = Worker(0, at("worker_exited", 20.0) | at("worker_failed", 30.0, is_root=True))
+    job = Job("job", [Agent("a", "a", "job", 0.0, 100.0)], [make_round(member)])
     (row,) = draw_rows(job, find_span(job))
     assert row.failures == [(200.0, "round 1, restart 0: rank 0 failed")]
 
@@ -121,8 +132,8 @@ def test_lines_of_a_round_whose_beginning_is_missing_belong_to_no_other_round() 
         ]
     )
     (member,) = job.rounds[0].members.values()
-    assert (member.workers[0].ended_at, member.stop_reason, member.last_at < 2e9) == (None, "", True)
-    assert member.workers[0].first_output_s == 7.5
+    assert (member.events, member.last_at < 2e9) == ({}, True)
+    assert list(member.workers[0].events) == ["worker_started", "first_output"]
 
 
 def test_files_are_read_in_directories_of_directories_and_long_stacks_are_cut(tmp_path: Path) -> None:
@@ -137,26 +148,27 @@ def test_files_are_read_in_directories_of_directories_and_long_stacks_are_cut(tm
 
 def test_a_round_without_running_workers_ran_for_no_time() -> None:
     """The time that a round ran is that of its longest node; without one it is 0."""
-    formed = Member("a", "a", 0, 5.0, 0.0, last_at=9.0)
-    assert _describe_round(Round(1, "", 0, 1, 1, "", {0: formed}))[6] == "0.00 s"
-    ran = {0: make_member("a", 0, stopping_at=30.0), 1: make_member("b", 1, stopping_at=50.0)}
-    assert _describe_round(Round(2, "", 1, 2, 2, "", ran))[6] == "40.0 s"
+    formed = Member(event("round_formed", time=5.0), 9.0)
+    assert _describe_round(make_round(formed))[6] == "0.00 s"
+    ran = make_member("a", stopping_at=30.0), make_member("b", stopping_at=50.0)
+    assert _describe_round(make_round(*ran))[6] == "40.0 s"
 
 
 def test_the_verdict_is_that_of_the_last_round() -> None:
     """Launchers that left the job before its last round do not tell how it ended, even if they are more."""
     agents = [Agent(name, name, "job", 0.0, 9.0, ended={"verdict": "node_lost"}) for name in "abc"]
     agents[2].ended = {"verdict": "success"}
-    first, last = ({0: make_member(name, 0)} for name in "ac")
-    assert Job("job", agents, [Round(1, "", 0, 1, 1, "", first), Round(2, "", 1, 1, 1, "", last)]).verdict == "success"
+    first, last = (make_round(make_member(name)) for name in "ac")
+    assert Job("job", agents, [first, last]).verdict == "success"
 
 
 def test_the_failure_of_a_launcher_that_was_killed_is_the_worker_that_was_not_stopped() -> None:
     """Without a line about the failure, a worker that ended badly by itself is shown, not one that was stopped."""
-    member = make_member("a", 0, last_at=30.0)
-    member.workers[0] = Worker(0, 100, started_at=10.0, ended_at=20.0, signal="SIGTERM", was_stopped=True)
-    member.workers[1] = Worker(1, 101, started_at=10.0, ended_at=21.0, signal="SIGSEGV")
-    (card,) = find_failures(Job("job", [Agent("a", "a", "job", 0.0, 30.0)], [Round(1, "", 0, 1, 2, "", {0: member})]))
+    member = make_member("a", last_at=30.0)
+    for rank, (ended, number, was_stopped) in enumerate(((20.0, "SIGTERM", True), (21.0, "SIGSEGV", False))):
+        exited = at("worker_exited", ended, exit_code=None, signal=number, was_stopped=was_stopped)
+        member.workers[rank] = Worker(rank, at("worker_started", 10.0) | exited)
+    (card,) = find_failures(Job("job", [Agent("a", "a", "job", 0.0, 30.0)], [make_round(member)]))
     assert (card.title, card.uptime) == ("rank 1 on a was killed by SIGSEGV", 11.0)
 
 
@@ -218,9 +230,9 @@ def test_curves_of_processor_time_and_memory() -> None:
     """Processor time is what was used between two readings; the path goes from the left to the right edge."""
     cpu, memory = draw((0, [0, 1], [0, 0], [100, 2048]), (50, [0, 1], [50, 5], [300, 2048]), (100, [0], [75], [200]))
     assert (cpu.title, cpu.top, cpu.others) == ("Processor time", "100 %", 0)
-    assert {curve.rank: curve.text for curve in cpu.curves} == {0: "83 % on average", 1: "10 % on average"}
-    assert next(curve.path for curve in cpu.curves if curve.rank == 0) == "M0.0 0.0L500.0 0.0L1000.0 60.0"
-    assert [(curve.rank, curve.text) for curve in memory.curves] == [(0, "300 MiB"), (1, "2.0 GiB")]
+    assert [words for _, words, _ in cpu.curves] == ["83 % on average", "10 % on average"]
+    assert cpu.curves[0][2] == "M0.0 0.0L500.0 0.0L1000.0 60.0"
+    assert [curve[:2] for curve in memory.curves] == [(0, "300 MiB"), (1, "2.0 GiB")]
     assert memory.top == "2.0 GiB"
 
 
@@ -230,7 +242,7 @@ def test_the_rank_that_stands_out_is_drawn() -> None:
     used = [40.0] * 9
     used[7] = 0.0
     cpu, _ = draw((0, ranks, [0.0] * 9, [1] * 9), (50, ranks, used, [1] * 9))
-    assert [curve.rank for curve in cpu.curves] == [0, 1, 2, 3, 4, 7]
+    assert [rank for rank, *_ in cpu.curves] == [0, 1, 2, 3, 4, 7]
     assert (len(cpu.curves), cpu.others) == (6, 3)
 
 

@@ -80,21 +80,23 @@ def test_the_log_of_one_node_tells_the_whole_job(launch: Launch, worker: Worker,
     flags = ["--nproc-per-node=2", "--max-restarts=3", "--log-dir=logs", "--tee=3", f"--events-file={named}"]
     assert launch(*flags, script, cwd=tmp_path).wait_exit() == 0
     job = read_job(tmp_path / "logs")
-    assert (job.verdict, job.restarts, [each.restart for each in job.rounds]) == ("success", 2, [0, 1, 2])
+    assert (job.verdict, job.restarts, [each.formed["restart"] for each in job.rounds]) == ("success", 2, [0, 1, 2])
     members = [each.members[0] for each in job.rounds]
-    assert [member.stop_reason for member in members] == ["failure", "failure", "success"]
-    first, second, third = (member.workers for member in members)
-    assert (first[1].exit_code, first[1].was_stopped, first[0].was_stopped) == (1, False, True)
-    assert first[1].failure is not None
-    assert first[1].failure["cause"] == "ValueError: loss is nan"
-    assert first[0].failure is None
-    assert (second[0].exit_code, second[0].signal) == (None, "SIGKILL")
-    assert {rank: each.exit_code for rank, each in third.items()} == {0: 0, 1: 0}
-    assert all(each.first_output_s is not None and each.is_output_seen for each in third.values())
-    assert members[0].recovery_s is None
-    assert all(member.recovery_s is not None and 0 < member.recovery_s < 30 for member in members[1:])
-    assert all(member.detected_s is not None and 0 <= member.detected_s < 30 for member in members[:2])
-    assert members[2].detected_s is None
+    stops, starts = ([member.events[name] for member in members] for name in ("workers_stopping", "workers_started"))
+    assert [stop["reason"] for stop in stops] == ["failure", "failure", "success"]
+    first, second, third = ({rank: each.events for rank, each in member.workers.items()} for member in members)
+    own, other = first[1]["worker_exited"], first[0]["worker_exited"]
+    assert (own["exit_code"], own["was_stopped"], other["was_stopped"]) == (1, False, True)
+    assert first[1]["worker_failed"]["cause"] == "ValueError: loss is nan"
+    assert "worker_failed" not in first[0]
+    killed = second[0]["worker_exited"]
+    assert (killed["exit_code"], killed["signal"]) == (None, "SIGKILL")
+    assert {rank: each["worker_exited"]["exit_code"] for rank, each in third.items()} == {0: 0, 1: 0}
+    assert all("first_output" in each and each["worker_started"]["is_output_seen"] for each in third.values())
+    assert starts[0]["recovery_s"] is None
+    assert all(0 < start["recovery_s"] < 30 for start in starts[1:])
+    assert all(0 <= stop["detected_s"] < 30 for stop in stops[:2])
+    assert stops[2]["detected_s"] is None
     (ended,) = [agent.ended for agent in job.agents]
     assert ended is not None
     assert 0 < ended["running_s"] < ended["wall_s"]
@@ -195,17 +197,17 @@ def test_the_logs_of_a_chaos_run_give_exactly_the_job(
     of_agent = {agent.name: agent.started["agent_pid"] for agent in job.agents if agent.started is not None}
     told = [
         {
-            rank: (found.pid, of_agent[member.agent], member.node_rank)
+            rank: (found.events["worker_started"]["pid"], of_agent[member.formed["agent"]], member.formed["node_rank"])
             for member in each.members.values()
             for rank, found in member.workers.items()
         }
         for each in job.rounds
     ]
-    assert [len(each.members) for each in job.rounds] == [each.nodes for each in job.rounds]
+    assert [len(each.members) for each in job.rounds] == [each.formed["nodes"] for each in job.rounds]
     for (restart, _), ranks in notes.rounds().items():
         # Workers that were stopped at once had no time for their note, but those that had it are in one round.
         (found,) = [index for index, logged in enumerate(told) if logged.items() >= ranks.items()]
-        assert job.rounds[found].restart == restart
+        assert job.rounds[found].formed["restart"] == restart
     whole = [ranks for ranks in notes.rounds().values() if len(ranks) == 6]
     assert [logged for logged in told if logged in whole] == whole
 
