@@ -15,7 +15,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from elastic_run.core.failure.root_cause import OomKills
 
@@ -58,37 +58,27 @@ def available_cpus() -> frozenset[int]:
 
 def cgroup_limit(*, root: str = ROOT) -> float | None:
     """Return how many CPUs' time per second the control groups give this process, or None where there is no limit."""
-    mount = os.path.join(root, "sys/fs/cgroup")
-    limits = []
-    for controllers, path in _cgroup_entries(root):
-        if not controllers:
-            limits.append(_lowest_limit(mount, path, _read_cpu_limit))
-        elif "cpu" in controllers.split(","):
-            trees = (os.path.join(mount, name) for name in ("cpu", controllers))
-            tree = next((tree for tree in trees if os.path.isdir(tree)), "")
-            limits.append(_lowest_limit(tree, path, _read_cpu_limit) if tree else None)
-    return min((limit for limit in limits if limit is not None), default=None)
+    return _find_lowest("cpu", _read_cpu_limit, root)
 
 
 def memory_limit(*, root: str = ROOT) -> int | None:
     """Return the bytes of memory that this process and its group may use, or None if there is no limit."""
-    limits = []
-    for controllers, path in _cgroup_entries(root):
-        if not controllers or "memory" in controllers.split(","):
-            mount = os.path.join(root, "sys/fs/cgroup", "memory" if controllers else "")
-            limits.append(_lowest_limit(mount, path, _read_memory_limit))
-    return min((int(limit) for limit in limits if limit is not None), default=None)
+    limit = _find_lowest("memory", lambda group: _read_limit(group, *_MEMORY_LIMITS), root)
+    return None if limit is None else int(limit)
 
 
 def available_memory(*, root: str = ROOT) -> int:
     """Return the bytes of memory that the machine and the control groups of this process leave to it."""
     facts = read_text(os.path.join(root, "proc/meminfo")).partition("MemAvailable:")[2].split()
-    left = [float(facts[0]) * 1024] if facts else []
-    for controllers, path in _cgroup_entries(root):
-        if not controllers or "memory" in controllers.split(","):
-            mount = os.path.join(root, "sys/fs/cgroup", "memory" if controllers else "")
-            left.append(_lowest_limit(mount, path, _read_memory_left) or float(_NO_LIMIT))
-    return int(min(left, default=_NO_LIMIT))
+    of_machine = int(facts[0]) * 1024 if facts else _NO_LIMIT
+    left = _find_lowest("memory", lambda group: _read_left(group, _MEMORY_LIMITS, _MEMORY_USES), root)
+    return of_machine if left is None else int(min(left, of_machine))
+
+
+def available_processes(*, root: str = ROOT) -> int | None:
+    """Return how many processes and threads the control groups allow beside those that run; None for no limit."""
+    left = _find_lowest("pids", lambda group: _read_left(group, ("pids.max",), ("pids.current",)), root)
+    return None if left is None else int(left)
 
 
 def read_oom_kills(*, root: str = ROOT) -> OomKills:
@@ -99,20 +89,11 @@ def read_oom_kills(*, root: str = ROOT) -> OomKills:
     """
     from elastic_run.core.failure.root_cause import OomKills
 
-    return OomKills(_read_group_kills(root), _read_counter(os.path.join(root, "proc/vmstat")))
-
-
-def _read_group_kills(root: str) -> int | None:
-    for controllers, path in _cgroup_entries(root):
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        tree, file = ("memory", "memory.oom_control") if controllers else ("", "memory.events")
-        # In a container the path may name the host's tree while the mount shows the container's own root.
-        for group in (path.strip("/"), ""):
-            kills = _read_counter(os.path.join(root, "sys/fs/cgroup", tree, group, file))
-            if kills is not None:
-                return kills
-    return None
+    # In a container the path may name the host's tree while the mount shows the container's own root.
+    groups = (group for tree in _group_trees("memory", root) for group in (tree[-1], tree[0]))
+    files = (os.path.join(group, name) for group in groups for name in ("memory.events", "memory.oom_control"))
+    counters = (kills for file in files if (kills := _read_counter(file)) is not None)
+    return OomKills(next(counters, None), _read_counter(os.path.join(root, "proc/vmstat")))
 
 
 def _read_counter(path: str) -> int | None:
@@ -121,24 +102,31 @@ def _read_counter(path: str) -> int | None:
 
 
 # --- control groups --------------------------------------------------------------------------------------------------
+_MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
+_MEMORY_USES = ("memory.current", "memory.usage_in_bytes")
 
 
-def _cgroup_entries(root: str) -> Iterator[tuple[str, str]]:
-    """Yield the controllers (none for version 2) and the path of each control group that this process is in."""
-    for line in read_text(os.path.join(root, "proc/self/cgroup")).splitlines():
-        controllers, colon, path = line.partition(":")[2].partition(":")
-        if colon:
-            yield controllers, path
-
-
-def _lowest_limit(mount: str, path: str, read_limit: Callable[[str], float | None]) -> float | None:
-    """Return the lowest limit of a group and all those above it.
+def _group_trees(controller: str, root: str) -> Iterator[list[str]]:
+    """Yield the directories of a control group that this process is in and of all those above it, the top first.
 
     In a container the path may be the host's and not exist; then only the existing groups count.
     """
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    groups = (os.path.join(mount, *parts[:depth]) for depth in range(len(parts) + 1))
-    return min((limit for group in groups if (limit := read_limit(group)) is not None), default=None)
+    mount = os.path.join(root, "sys/fs/cgroup")
+    for line in read_text(os.path.join(root, "proc/self/cgroup")).splitlines():
+        controllers, colon, path = line.partition(":")[2].partition(":")
+        if not colon or (controllers and controller not in controllers.split(",")):
+            continue
+        # Version 2 has no controllers here. Version 1 mounts those of one tree under one name or under all.
+        trees = (os.path.join(mount, name) for name in (controller, controllers)) if controllers else (mount,)
+        if tree := next(filter(os.path.isdir, trees), ""):
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            yield [os.path.join(tree, *parts[:depth]) for depth in range(len(parts) + 1)]
+
+
+def _find_lowest(controller: str, read: Callable[[str], float | None], root: str) -> float | None:
+    """Return the lowest value of the groups of this process and of all those above them; they limit it, too."""
+    groups = (group for tree in _group_trees(controller, root) for group in tree)
+    return min((value for group in groups if (value := read(group)) is not None), default=None)
 
 
 def _read_cpu_limit(group: str) -> float | None:
@@ -152,16 +140,14 @@ def _read_cpu_limit(group: str) -> float | None:
     return int(quota) / int(period)
 
 
-def _read_memory_limit(group: str) -> float | None:
-    texts = (read_text(os.path.join(group, name)).strip() for name in ("memory.max", "memory.limit_in_bytes"))
-    return next((float(text) for text in texts if text.isdecimal() and int(text) < _NO_LIMIT), None)
+def _read_limit(group: str, *names: str) -> int | None:
+    texts = (read_text(os.path.join(group, name)).strip() for name in names)
+    return next((int(text) for text in texts if text.isdecimal() and int(text) < _NO_LIMIT), None)
 
 
-def _read_memory_left(group: str) -> float | None:
-    limit = _read_memory_limit(group)
-    texts = (read_text(os.path.join(group, name)).strip() for name in ("memory.current", "memory.usage_in_bytes"))
-    used = next((int(text) for text in texts if text.isdecimal()), 0)
-    return None if limit is None else max(1.0, limit - used)
+def _read_left(group: str, limits: Sequence[str], uses: Sequence[str]) -> float | None:
+    limit, used = _read_limit(group, *limits), _read_limit(group, *uses)
+    return None if limit is None else max(0, limit - (used or 0))
 
 
 # --- the kernel's log -------------------------------------------------------------------------------------------------

@@ -13,7 +13,13 @@ import subprocess
 import psutil
 
 from elastic_run.cluster.devices import torch_build
-from elastic_run.cluster.limits import available_cpus, available_memory, cgroup_limit, list_names, read_text
+from elastic_run.cluster.limits import (
+    available_cpus,
+    available_memory,
+    available_processes,
+    cgroup_limit,
+    list_names,
+)
 from elastic_run.diagnosis.doctor_report import problem, warning
 from elastic_run.files import find_program
 from elastic_run.records import dataclass
@@ -100,47 +106,20 @@ def check_control_groups(subject: Subject) -> list[Finding]:
         what = f"this container may use {cpus:g} CPUs of {len(available_cpus())}: workers are stopped again and again"
         remedy = "raise the CPU limit: docker --cpus, resources.limits.cpu of the pod, srun --cpus-per-task"
         found.append(problem(what, "cpu.max of the control group", remedy))
-    memory = _read_limits(
-        subject, "memory", {1: ("memory.limit_in_bytes", "memory.usage_in_bytes"), 2: ("memory.max", "memory.current")}
-    )
-    memory_left = min((limit - used for limit, used in memory), default=_LEAST_MEMORY)
-    if memory_left < _LEAST_MEMORY:
-        what = f"only {memory_left // _MIB} MiB of memory are left: the kernel kills workers without a message"
-        evidence = f"memory.max of the control group is {min(limit for limit, _ in memory) // _MIB} MiB"
+    left = available_memory(root=subject.root)
+    if left < _LEAST_MEMORY:
+        what = f"only {left // _MIB} MiB of memory are left: the kernel kills workers without a message"
         remedy = "raise the memory limit: docker --memory, resources.limits.memory of the pod, sbatch --mem"
-        found.append(problem(what, evidence, remedy))
-    if (left := available_memory(root=subject.root)) < subject.kept_bytes:
+        found.append(problem(what, "memory of the machine and its control groups", remedy))
+    if left < subject.kept_bytes:
         what = f"--keep-state needs {subject.kept_bytes / 1e9:.1f} GB of memory, and {left / 1e9:.1f} GB are left"
         found.append(problem(what, "memory of the machine and its control groups", "keep less, or raise the limit"))
-    pairs = _read_limits(subject, "pids", dict.fromkeys((1, 2), ("pids.max", "pids.current")))
-    processes_left = min((limit - used for limit, used in pairs), default=_LEAST_GROUP_PROCESSES)
-    if processes_left < _LEAST_GROUP_PROCESSES:
-        what = f"only {max(0, processes_left)} more processes or threads may be started"
+    processes = available_processes(root=subject.root)
+    if processes is not None and processes < _LEAST_GROUP_PROCESSES:
+        what = f"only {processes} more processes or threads may be started"
         remedy = "raise the limit: docker --pids-limit, podPidsLimit of the kubelet, TasksMax of systemd"
         found.append(problem(what, "pids.max of the control group", remedy))
     return found
-
-
-def _read_limits(subject: Subject, controller: str, names: Mapping[int, tuple[str, str]]) -> list[tuple[int, int]]:
-    """Return each limit that holds for this process, and the used part of it; the groups above its own limit it too.
-
-    `names` are the files of limit and use by the version of control groups.
-    """
-    pairs, mount = [], subject.path("sys/fs/cgroup")
-    for line in read_text(subject.path("proc/self/cgroup")).splitlines():
-        _, _, rest = line.partition(":")
-        controllers, colon, path = rest.partition(":")
-        if not colon or (controllers and controller not in controllers.split(",")):
-            continue
-        top = os.path.join(mount, controller) if controllers else mount
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            group = os.path.join(top, *parts[:depth])
-            most, used = (read_text(os.path.join(group, name)).strip() for name in names[1 if controllers else 2])
-            # Version 1 writes the largest number of pages for no limit.
-            if most.isdecimal() and used.isdecimal() and int(most) < 1 << 60:
-                pairs.append((int(most), int(used)))
-    return pairs
 
 
 # --- directories ------------------------------------------------------------------------------------------------------

@@ -2,9 +2,7 @@
 
 The launcher has brought the nodes together; they talk through the workers' store. Each node reads the reports of all
 nodes and writes the same result. A node that is lost during the checks is a finding of the others.
-
-Each node listens at one TCP and one UDP port while the nodes examine each other. A TCP connection needs both
-directions, so it does not show which of them is broken; a datagram that arrives shows that its direction works.
+Each node listens at one TCP port while the nodes examine each other.
 """
 
 from __future__ import annotations
@@ -35,13 +33,12 @@ from elastic_run.store.errors import StoreConnectionError, StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
-#: Seconds: to meet in the store, for one connection, for a datagram, of sending, for the all-reduce.
-_TO_MEET, _TO_CONNECT, _TO_HEAR, _OF_SENDING, _TO_REDUCE = 60.0, 3.0, 0.5, 0.5, 30.0
+#: Seconds: to meet in the store, for one connection, of sending, for the all-reduce.
+_TO_MEET, _TO_CONNECT, _OF_SENDING, _TO_REDUCE = 60.0, 3.0, 0.5, 30.0
 _CHUNK = bytes(1 << 20)
-_RANK_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,6 @@ class NodeReport:
     findings: Sequence[Finding] = ()  # The findings on this node alone
     #: Reasons why other nodes can't be reached by TCP, by rank
     failures: Mapping[int, str] = field(default_factory=dict)
-    heard: frozenset[int] = frozenset()  # Ranks whose datagrams have come
     rate: float = 0.0  # Bytes per second to the next node; 0 if it was not measured
     reduction: float | str = 0.0  # Seconds of the all-reduce, or the reason why it failed
 
@@ -71,70 +67,39 @@ def examine(own: dict[str, Any], store: StoreClient, rank: int, size: int) -> li
         return [json.loads(text) for text in store.multi_get(keys)]
 
     address = find_local_address(store.host, store.port, _TO_CONNECT)
-    listener = Listener(address, size)
     has_torch = not own["facts"]["torch"].startswith("(")
-    places = share("places", [address, listener.tcp_port, listener.udp_port, has_torch])
+    places = share("places", [address, serve(address, size), has_torch])
     clock = time.time()
     others = [each for each in range(size) if each != rank]
-    listener.send(rank, [(places[each][0], places[each][2]) for each in others])
     with ThreadPoolExecutor(16) as threads:
         tries = threads.map(lambda each: _try_connection(*places[each][:2]), others)
         failures = {each: reason for each, reason in zip(others, tries, strict=True) if reason}
-    share("sent", rank)
-    heard = listener.wait_heard(set(others), _TO_HEAR)
     rate = 0.0
     reduction: float | str = 0.0
     if not any(share("failures", len(failures))):
         host, port, *_ = places[(rank + 1) % size]
         rate = measure_rate(host, port, _OF_SENDING)
         share("measured", rank)
-        if all(place[3] for place in places):
+        if all(place[2] for place in places):
             reduction = _reduce_in_time(rank, size)
-    report = {"clock": clock, "failures": failures, "heard": sorted(heard), "rate": rate, "reduction": reduction}
+    report = {"clock": clock, "failures": failures, "rate": rate, "reduction": reduction}
     reports = [_read_report(text) for text in share("reports", {**own, **report})]
     share("read", rank)  # the host of the store stays until then
     return reports
 
 
-class Listener:
-    """This node's ports: connections, whose bytes are thrown away, and datagrams with the ranks of their senders."""
+def serve(address: str, backlog: int) -> int:
+    """Take connections from now on, and throw their bytes away; return the port."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.create_server((address, 0), family=family, backlog=max(backlog, 1))
 
-    def __init__(self, address: str, backlog: int) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._server = socket.create_server((address, 0), family=family, backlog=max(backlog, 1))
-        self._datagrams = socket.socket(family, socket.SOCK_DGRAM)
-        self._datagrams.bind((address, 0))
-        self.tcp_port: int = self._server.getsockname()[1]
-        self.udp_port: int = self._datagrams.getsockname()[1]
-        self._heard: set[int] = set()
-        self._has_heard = threading.Condition()
-        for serve in (self._accept, self._hear):
-            threading.Thread(target=serve, name="doctor's ports", daemon=True).start()
-
-    def send(self, rank: int, addresses: Iterable[tuple[str, int]]) -> None:
-        """Send each other node some datagrams with this node's rank."""
-        for address in [*addresses] * 3:
-            with suppress(OSError):  # the connection will say why
-                self._datagrams.sendto(rank.to_bytes(_RANK_BYTES, "big"), address)
-
-    def wait_heard(self, ranks: set[int], timeout: float) -> set[int]:
-        """Wait until datagrams of these nodes have come, and return the nodes whose datagrams have come."""
-        with self._has_heard:
-            self._has_heard.wait_for(lambda: ranks <= self._heard, timeout)
-            return set(self._heard)
-
-    def _accept(self) -> None:
+    def accept() -> None:
         while True:
             with suppress(OSError):
-                threading.Thread(target=_drain, args=self._server.accept()[:1], daemon=True).start()
+                threading.Thread(target=_drain, args=server.accept()[:1], daemon=True).start()
 
-    def _hear(self) -> None:
-        while True:
-            with suppress(OSError):  # such as the refusal of a datagram of ours
-                text = self._datagrams.recv(64)
-                with self._has_heard:
-                    self._heard.add(int.from_bytes(text[:_RANK_BYTES], "big"))
-                    self._has_heard.notify_all()
+    threading.Thread(target=accept, name="doctor's port", daemon=True).start()
+    return int(server.getsockname()[1])
 
 
 def _drain(connection: socket.socket) -> None:
@@ -209,7 +174,6 @@ def _read_report(text: dict[str, Any]) -> NodeReport:
         clock=text["clock"],
         findings=read_findings(text),
         failures={int(rank): reason for rank, reason in text["failures"].items()},
-        heard=frozenset(text["heard"]),
         rate=text["rate"],
         reduction=text["reduction"],
     )
@@ -242,7 +206,7 @@ def describe_network(nodes: Sequence[NodeReport]) -> dict[str, str]:
 
 
 def _check_pairs(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Name the nodes that reach no other, then each pair that is left, with its direction."""
+    """Name the nodes that reach no other, then each pair that is left."""
     ranks = range(len(nodes))
     broken = [
         (one, other)
@@ -264,10 +228,6 @@ def _check_pairs(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
 
 def _describe_pair(nodes: Sequence[NodeReport], one: int, other: int) -> tuple[str, str]:
     first, second = nodes[one].host, nodes[other].host
-    there, back = one in nodes[other].heard, other in nodes[one].heard
-    if there != back:
-        source, target = (second, first) if there else (first, second)
-        return f"packets from {source} to {target} get lost", f"those from {target} to {source} arrive"
     tries = ((first, second, nodes[one].failures.get(other)), (second, first, nodes[other].failures.get(one)))
     evidence = "; ".join(f"{source} to {target}: {reason or 'connects'}" for source, target, reason in tries)
     failed = [(source, target) for source, target, reason in tries if reason]
