@@ -291,8 +291,6 @@ def _check_p2p(group: Group, dumps: Mapping[int, Dump]) -> list[Finding]:
         if len(calls) > len(opposite) and target not in from_any:
             partner = target if operation == "send" else source
             findings.append(_without_partner(group, calls[len(opposite)], partner, dumps))
-        elif operation == "send":
-            findings += _different_p2p(group, calls, opposite)
     return findings
 
 
@@ -310,28 +308,6 @@ def _without_partner(group: Group, waiting: tuple[int, Collective], partner: int
         where=call.where,
         last=tuple((other, each) for each in last),
     )
-
-
-def _different_p2p(
-    group: Group, sends: list[tuple[int, Collective]], receives: list[tuple[int, Collective]]
-) -> list[Finding]:
-    for (sender, send), (receiver, receive) in zip(sends, receives, strict=False):
-        sizes = send.input_sizes != receive.output_sizes
-        sent, received = send.input_types or send.output_types, receive.output_types or receive.input_types
-        if sizes or set(sent) != set(received):
-            return [
-                group.make_finding(
-                    DIFFERENT_CALLS,
-                    send.operation,
-                    send.sequence,
-                    ranks=(sender, receiver),
-                    waiting=(),
-                    where=send.where,
-                    difference="sizes" if sizes else "types",
-                    calls=(((sender,), send), ((receiver,), receive)),
-                )
-            ]
-    return []
 
 
 # --- all groups ----------------------------------------------------------------------------------------------------

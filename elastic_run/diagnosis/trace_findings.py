@@ -22,10 +22,7 @@ NO_DUMP = "no_dump"
 ALONE = "alone"
 UNFINISHED = "unfinished"
 BEHIND = "behind"
-KINDS = (
-    *(DIFFERENT_CALLS, DIFFERENT_ORDER, NOT_JOINED, NO_PARTNER, NOT_STARTED),
-    *(NO_DUMP, ALONE, BEHIND, UNFINISHED),
-)
+KINDS = (DIFFERENT_CALLS, DIFFERENT_ORDER, NOT_JOINED, NO_PARTNER, NOT_STARTED, NO_DUMP, ALONE, BEHIND, UNFINISHED)
 #: Kinds without ranks at which the cause lies.
 WITHOUT_RANKS = (ALONE, UNFINISHED)
 
@@ -118,9 +115,6 @@ def _no_partner(finding: Finding) -> str:
 
 def _different_calls(finding: Finding) -> str:
     (most, expected), (who, found) = finding.calls[:2]
-    if expected.is_p2p:
-        what = f"{_shapes(found)}, but rank {most[0]} sends {_shapes(expected)}"
-        return f"rank {who[0]} expects {what} ({finding.difference} differ in {_group(finding)})"
     called = _difference(finding, found), _difference(finding, expected)
     return (
         f"{ranks(who)} {_verb(who, 'call')} {called[0]} as collective number {finding.sequence} of {_group(finding)}, "
@@ -206,7 +200,7 @@ def _difference(finding: Finding, call: Collective) -> str:
 
 
 def _shapes(call: Collective) -> str:
-    shapes = (call.input_sizes if call.operation != "recv" else call.output_sizes) or call.output_sizes
+    shapes = call.input_sizes or call.output_sizes
     shown = [f"[{', '.join(map(str, shape))}]" for shape in shapes[:_MOST_SHAPES]]
     if len(shapes) > _MOST_SHAPES:
         shown.append(f"... ({len(shapes)} tensors)")
