@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Command
     from elastic_run.core.failure.diagnose import Attempt, JobResult, RecorderFinding, Rule
-    from elastic_run.core.failure.root_cause import OomKills, WorkerEnd
+    from elastic_run.core.failure.root_cause import EqualErrors, OomKills, WorkerEnd
     from elastic_run.core.failure.stacks import Dump, Place
-    from elastic_run.core.job.documents import End, EqualErrors, NodeEnds
+    from elastic_run.core.job.documents import End, NodeEnds
 
 #: Attempts that are remembered beside the first one.
 _LAST_ATTEMPTS = 63

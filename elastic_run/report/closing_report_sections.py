@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
+    from elastic_run.core.failure.root_cause import EqualErrors, ExceptionText, WorkerEnd
     from elastic_run.core.failure.stacks import Place
-    from elastic_run.core.job.documents import EqualErrors
 
 _FRAME_LINE = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+)(?:,? in (?P<name>.+))?$')
 _INSTALLED = re.compile(r"^.*/(?:site-packages|dist-packages|lib(?:64)?(?=/python3))/")

@@ -65,7 +65,7 @@ def test_a_script_has_all_flags_and_commands(shell: str, capsys: pytest.CaptureF
     """The script of each shell has every spelling of every flag, and every command with its own flags."""
     script = print_script(shell, capsys)
     spellings = {spelling.lstrip("-") for flag in FLAGS for spelling in flag.spellings}
-    assert not [word for word in (*spellings, *COMMANDS, "native", "follow") if word not in script]
+    assert not [word for word in (*spellings, *COMMANDS, "follow") if word not in script]
 
 
 def test_torchruns_name_is_completed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

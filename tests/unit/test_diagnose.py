@@ -145,7 +145,7 @@ def test_the_help_is_that_of_the_first_rule() -> None:
     end = worker_end(1, 1, OWN)
     assert diagnose(ended(end), rules)[0].help == "look at the data"
     assert diagnose(ended(end))[0].help == ""
-    assert "PYTHONFAULTHANDLER" in diagnose(ended(worker_end(1, -11), rules=rules))[0].help
+    assert "PYTHONFAULTHANDLER" in diagnose(ended(worker_end(1, -11)), rules)[0].help
 
 
 def test_the_report_begins_with_the_rank_that_is_to_blame() -> None:

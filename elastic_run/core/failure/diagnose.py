@@ -27,9 +27,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from elastic_run.core.failure.root_cause import WorkerEnd
+    from elastic_run.core.failure.root_cause import EqualErrors, WorkerEnd
     from elastic_run.core.failure.stacks import Place
-    from elastic_run.core.job.documents import EqualErrors
 
 # Kinds of causes.
 EXCEPTION = "exception"

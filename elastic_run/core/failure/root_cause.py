@@ -198,6 +198,17 @@ class WorkerEnd:
         return self.exitcode if self.exitcode >= 0 else EXIT_SIGNAL_BASE - self.exitcode
 
 
+@dataclass(frozen=True, slots=True)
+class EqualErrors:
+    """How many workers of the last round had the same error as the root cause, and on which nodes."""
+
+    ranks: int  # These workers, with the root cause
+    of_ranks: int  # All workers of these nodes
+    hosts: tuple[str, ...]  # The names of these nodes; many names are folded
+    nodes: int  # Number of these nodes
+    of_nodes: int  # Nodes in the round
+
+
 def find_root_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     """Return the worker whose failure came first, or None if none failed by itself."""
     failed = [end for end in ends if end.exitcode != 0]

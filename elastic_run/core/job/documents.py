@@ -9,13 +9,14 @@ Times travel as ages in seconds, since each node has a clock of its own.
 
 from __future__ import annotations
 
+from elastic_run.core.failure.root_cause import EqualErrors
 from elastic_run.core.job.codec import Document, MessageError, register
 from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.restart_policy import OUTCOMES, Failure
 from elastic_run.records import dataclass
 
 # These are imported before the first worker starts, when nothing is read or sent yet.
-for _kind in (Window, JobConfig, Failure):
+for _kind in (Window, JobConfig, Failure, EqualErrors):
     register(_kind)
 
 # --- phases of a node and of an order --------------------------------------------------------------------------------
@@ -247,18 +248,6 @@ class RoundEnd:
 
     def __post_init__(self) -> None:
         _check_word("RoundEnd.outcome", self.outcome, OUTCOMES)
-
-
-@register
-@dataclass(frozen=True, slots=True)
-class EqualErrors:
-    """How many workers of the last round had the same error as the root cause, and on which nodes."""
-
-    ranks: int  # These workers, with the root cause
-    of_ranks: int  # All workers of these nodes
-    hosts: tuple[str, ...]  # The names of these nodes; many names are folded
-    nodes: int  # Number of these nodes
-    of_nodes: int  # Nodes in the round
 
 
 @register

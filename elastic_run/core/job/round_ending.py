@@ -16,10 +16,10 @@ import math
 from types import MappingProxyType
 
 from elastic_run.contract import EXIT_CODES, EXIT_RENDEZVOUS
-from elastic_run.core.failure.root_cause import BARE_END, LOST_RANK, SECONDARY_FAILURE
+from elastic_run.core.failure.root_cause import BARE_END, LOST_RANK, SECONDARY_FAILURE, EqualErrors
 from elastic_run.core.job import restart_policy as outcomes
 from elastic_run.core.job.codec import encode
-from elastic_run.core.job.documents import FAILURE, JOIN, LEAVE, LOSS, End, EqualErrors
+from elastic_run.core.job.documents import FAILURE, JOIN, LEAVE, LOSS, End
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
 from elastic_run.core.job.ranks import assign_worker_ranks, describe_missing_ranks
 from elastic_run.core.job.restart_policy import CAUSE_WAIT, RULE_DECISIONS, Failure, GiveUp, decide_restart

@@ -1,9 +1,8 @@
-"""`elastic-run stacks`, also with the frames of C (`--native`)."""
+"""`elastic-run stacks`, and the permission for tools that read a worker by ptrace."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import types
@@ -13,11 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import elastic_run.compat
-from elastic_run.cli.commands import stacks
-from elastic_run.control.client import RunningJob
 from elastic_run.core.failure.stacks import Dump
-from elastic_run.diagnosis import native_stacks
-from elastic_run.notices import UsageError
 from elastic_run.report.stack_lines import summary
 from tests.support.launch import launch as start
 from tests.support.wait import wait_until
@@ -140,146 +135,6 @@ def test_many_that_ask_at_once(job: Launched) -> None:
         command.close()
         assert "load_batch" in command.stdout
     job.wait_line("the job goes on")
-
-
-# --- --native: frames of C and C++ by py-spy, and what is said where they can't be had --------------------------------
-_WAITS = """
-def load_batch():
-    say("ready")
-    while True: signal.pause()
-load_batch()
-"""
-
-
-def _native_stacks(*words: str) -> Launched:
-    """Run the command to its end."""
-    with start("stacks", "--native", *words) as command:
-        command.wait_exit()
-    return command
-
-
-@pytest.fixture
-def native_job(launch: Launch, worker: Worker) -> Launched:
-    """Start a job of two ranks; return it when commands find it."""
-    launched = launch("--nproc-per-node=2", worker(_WAITS))
-    launched.wait_lines("ready", count=2)
-    wait_until(lambda: "no job" not in _native_stacks("--rank=0").stderr, what="the job's socket")
-    return launched
-
-
-def _make_py_spy(directory: Path, body: str) -> str:
-    """Write a program that stands for py-spy."""
-    path = directory / "py-spy"
-    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
-    path.chmod(0o755)
-    return str(path)
-
-
-@pytest.mark.usefixtures("native_job")
-def test_frames_of_c_are_shown_or_one_line_says_why_not() -> None:
-    """A kernel that forbids it, as in many containers, is told in one line."""
-    command = _native_stacks()
-    if command.process.returncode:
-        assert command.stderr.startswith("elastic-run: ranks 0-1: the kernel does not let py-spy read it")
-        assert command.stderr.count("\n") == 1
-        return
-    assert [line for line in command.stdout.splitlines() if line.startswith("===")] == ["=== rank 0", "=== rank 1"]
-    assert command.stdout.count("load_batch (") == 2
-    assert "libc.so" in command.stdout
-    document = json.loads(_native_stacks("--rank=1", "--json").stdout)
-    (only,) = document["workers"]
-    assert (only["rank"], only["problem"]) == (1, "")
-    assert "load_batch (" in only["text"]
-
-
-@pytest.mark.usefixtures("native_job")
-def test_a_rank_of_another_machine_is_refused() -> None:
-    """Only workers on this machine can be read."""
-    command = _native_stacks("--rank=7")
-    assert command.process.returncode == 2
-    assert (
-        "--rank: 7 does not run on this machine, and --native reads only workers of this machine: ranks 0-1"
-        in command.stderr
-    )
-
-
-_REFUSAL = "the kernel does not let py-spy read it"
-_STARTS = """
-def load_batch():
-    subprocess.Popen(["sleep", "1000"])
-    subprocess.Popen([sys.executable, "-c", "def read_shard(): time.sleep(1000)\\nimport time; read_shard()"])
-    subprocess.Popen(["sleep", "1000"])
-    say("ready")
-    while True: signal.pause()
-load_batch()
-"""
-
-
-def _wait_stacks(text: str, *words: str) -> str:
-    """Return what the command shows when it shows a text; "" if the kernel refuses."""
-    commands: list[Launched] = []
-
-    def is_shown() -> bool:
-        commands.append(_native_stacks(*words))
-        return text in commands[-1].stdout or _REFUSAL in commands[-1].stderr
-
-    wait_until(is_shown, what=f"{text} in the stacks")
-    return commands[-1].stdout
-
-
-def test_the_processes_of_one_rank_are_shown_with_it(launch: Launch, worker: Worker) -> None:
-    """A data loader of a rank hangs in a process of its own. Programs that are not Python are left out."""
-    launch(worker(_STARTS)).wait_lines("ready", count=1)
-    shown = _wait_stacks("read_shard (", "--rank=0")
-    if shown:
-        assert (shown.count("load_batch ("), shown.count("read_shard ("), shown.count("-" * 80)) == (1, 1, 1)
-        assert "read_shard (" not in _native_stacks().stdout
-
-
-def test_a_python_below_a_script_of_the_shell_is_shown(launch: Launch, tmp_path: Path) -> None:
-    """The worker is the shell, and the program that hangs is its child."""
-    script = tmp_path / "wrapper.sh"
-    code = "import time; print('ready', flush=True); time.sleep(1000)"
-    script.write_text(f'#!/bin/sh\n"{sys.executable}" -uc "{code}"\necho over\n', encoding="utf-8")
-    script.chmod(0o755)
-    launch("--no-python", script).wait_lines("ready", count=1)
-    _wait_stacks("<module> (<string>:1)")
-
-
-@pytest.mark.parametrize(
-    ("complaint", "problem"),
-    [
-        ("Permission Denied: Try running again with elevated permissions", "the kernel does not let py-spy read it ("),
-        ("Error: Operation not permitted (os error 1)", "the kernel does not let py-spy read it ("),
-        ("Error: Failed to find python version from target process", "py-spy finds no Python that it knows"),
-        ("Error: bad weather\nStack backtrace:", "py-spy could not read it: bad weather"),
-        ("", "py-spy could not read it: it gave no reason"),
-    ],
-)
-def test_a_complaint_of_py_spy_is_one_clause(complaint: str, problem: str, tmp_path: Path) -> None:
-    """Its backtrace is not shown."""
-    program = _make_py_spy(tmp_path, f"printf '{complaint}' >&2; exit 1")
-    dump = native_stacks.read_native_stacks(program, {3: os.getpid()})[3]
-    assert dump.problem.startswith(problem)
-    assert "\n" not in dump.problem
-
-
-def test_a_reading_that_takes_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other workers' stacks are shown."""
-    monkeypatch.setattr(native_stacks, "_WAIT_LIMIT", 0.5)
-    program = _make_py_spy(tmp_path, '[ "$4" = 1 ] && exec sleep 100; echo "stack of $4"')
-    found = native_stacks.read_native_stacks(program, {0: 1, 1: 2})
-    assert found[0].problem == "py-spy has not read it within 0.5 s"
-    assert found[1].text == "stack of 2\n"
-
-
-def test_without_py_spy_the_mend_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line, before anything is asked."""
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(stacks, "find_job", lambda *_: RunningJob(()))
-    with pytest.raises(UsageError, match=r"pip install 'elastic-run\[stacks\]'"):
-        stacks.run_stacks(["--native"])
 
 
 @pytest.mark.parametrize(("value", "calls"), [("1", 1), ("0", 0), ("", 0)])
