@@ -1,20 +1,10 @@
 """Which GPUs a worker will see, found without torch and without a driver's library; and what processes take of them.
 
-NVIDIA
-- The driver lists its GPUs in /proc/driver/nvidia/gpus, named by PCI address, with minor number and UUID. A container
-  may see them all there and yet have the device files (/dev/nvidia0) of some only: those count.
-- No driver directory but device files: they count. Neither (WSL, for one): `nvidia-smi -L` is asked.
-- CUDA_VISIBLE_DEVICES has indices or UUIDs (also beginnings of UUIDs). CUDA stops reading at the first that is wrong,
-  and takes a repeated one as an error, which leaves none. Of MIG devices a process sees the first only.
-- CUDA may number unequal GPUs by speed; we number by PCI address, as nvidia-smi and CUDA_DEVICE_ORDER=PCI_BUS_ID do.
-
-AMD: the nodes of the kernel's topology (kfd) with SIMD units and a device file. Intel: the discrete cards, one device
-for each of their tiles.
-
-What processes take: by nvidia-smi, or by nvidia-ml-py (extra `gpu`).
-
-torch's build decides in the end: a torch without CUDA sees no GPU. Its version file names the devices that it was built
-for; the file is read as text. Packages can add other devices to torch; for these, torch is asked (`torch_devices`).
+The driver of NVIDIA lists its GPUs in /proc/driver/nvidia/gpus, named by PCI address, with minor number and UUID; AMD's
+stand in the kernel's topology (kfd), Intel's among the cards of the kernel. CUDA may number unequal GPUs by speed; we
+number by PCI address, as nvidia-smi and CUDA_DEVICE_ORDER=PCI_BUS_ID do. torch's build decides in the end: a torch
+without CUDA sees no GPU. Its version file, which names the devices that it was built for, is read as text. For devices
+that packages add to torch, torch is asked (`torch_devices`).
 """
 
 from __future__ import annotations
@@ -58,14 +48,10 @@ class Device:
 
 
 def device_count(word: str, environ: Mapping[str, str], *, root: str = ROOT, python: str = "") -> int:
-    """Return the number of devices or CPUs of a kind on this machine, for a worker on each; at least 1.
+    """Return the number of devices or CPUs of a kind on this machine, for a worker on each, or raise DeviceError.
 
     `word` is auto, cpu, gpu, xpu, or the name that a package has given to its device for torch, such as npu; `python`
     is the interpreter in which torch is asked for such devices, "" where there is none.
-
-    Raises:
-        UnknownDeviceError: No package adds a device of this name to torch.
-        DeviceError: No device of this kind is visible here, or torch can't be asked for it.
     """
     if word == "cpu":
         return cpu_count(root=root)
@@ -122,7 +108,7 @@ def find_nvidia(*, root: str = ROOT, asks_program: bool = True) -> list[Device]:
     driver = os.path.join(root, "proc/driver/nvidia/gpus")
     devices = os.path.join(root, "dev")
     listed = [name for name in list_names(devices) if name[:6] == "nvidia" and name[6:].isdecimal()]
-    # A step of Slurm sees the files of all GPUs; its control group denies access to other steps' GPUs.
+    # A container or a step of Slurm may see all GPUs in /proc, or the files of all, and be denied access to some.
     files = {name for name in listed if os.access(os.path.join(devices, name), os.R_OK | os.W_OK)}
     if listed and not files:
         return []
@@ -134,7 +120,7 @@ def find_nvidia(*, root: str = ROOT, asks_program: bool = True) -> list[Device]:
             found.append(Device(address.lower(), facts.get("GPU UUID", "")))
     if found or files:
         return found or [Device() for _ in files]
-    return _ask_nvidia_smi() if root == ROOT and asks_program else []
+    return _ask_nvidia_smi() if root == ROOT and asks_program else []  # in WSL there is neither
 
 
 def _ask_nvidia_smi() -> list[Device]:
@@ -160,7 +146,10 @@ def parse_nvidia_smi(text: str) -> list[Device]:
 
 
 def select_cuda(devices: Sequence[Device], mask: str | None) -> list[Device]:
-    """Return the GPUs that CUDA will see with CUDA_VISIBLE_DEVICES, in CUDA's order; None is a mask that isn't set."""
+    """Return the GPUs that CUDA will see with CUDA_VISIBLE_DEVICES, in CUDA's order; None is a mask that isn't set.
+
+    CUDA stops reading at the first entry that is wrong, and a repeated one leaves none. Of MIG devices it sees one.
+    """
     if mask is None:
         return list(devices)
     chosen: list[Device] = []
@@ -212,11 +201,8 @@ def find_amd(*, root: str = ROOT) -> list[Device]:
 
 
 def virtual_device(local_rank: int, parent: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that leave a worker its own device; HIP_VISIBLE_DEVICES comes first, as in ROCm.
-
-    Raises:
-        ValueError: There are more workers than devices in the environment of the launcher, `parent`.
-    """
+    """Return the variables that leave a worker its own device, or raise ValueError where the launcher has too few."""
+    # HIP_VISIBLE_DEVICES comes first, as in ROCm.
     name = ENV_HIP_VISIBLE_DEVICES if parent.get(ENV_HIP_VISIBLE_DEVICES) else ENV_CUDA_VISIBLE_DEVICES
     visible = parent.get(name)
     devices = visible.split(",") if visible is not None else [*map(str, range(local_rank + 1))]
@@ -243,11 +229,8 @@ def visible_xpus(environ: Mapping[str, str], *, root: str = ROOT) -> list[Device
 
 
 def torch_build(environ: Mapping[str, str], directory: str | None = None) -> frozenset[str] | None:
-    """Return the kinds of devices that the installed torch was built for: cuda, hip, xpu; None if that is not known.
-
-    With PYTHON_EXEC the workers' torch is another one, which we can't see.
-    """
-    if directory is None and not environ.get("PYTHON_EXEC"):
+    """Return the kinds of devices that the installed torch was built for: cuda, hip, xpu; None if that is not known."""
+    if directory is None and not environ.get("PYTHON_EXEC"):  # with which the workers' torch is another one
         from importlib.machinery import PathFinder
 
         spec = PathFinder.find_spec("torch")
@@ -270,18 +253,11 @@ def _read_facts(path: str, separator: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What one process takes of all GPUs of this machine.
+    """What one process takes of all GPUs of this machine."""
 
-    Args:
-        busy: Percent of the time in which its GPUs computed, for any process; the mean of several GPUs.
-        memory: Bytes, or None where the driver does not tell.
-        computes: Whether a GPU has computed for it lately; if the driver does not tell, whether its GPUs have computed
-            for any process.
-    """
-
-    busy: float | None
-    memory: int | None
-    computes: bool
+    busy: float | None  # Percent of the time in which its GPUs computed, for any process; the mean of several GPUs
+    memory: int | None  # Bytes, or None where the driver does not tell
+    computes: bool  # Whether a GPU has computed for it lately, or for any process if the driver does not tell
 
 
 def has_library() -> bool:
@@ -292,10 +268,7 @@ def has_library() -> bool:
 
 
 def read_gpu_use() -> dict[int, GpuUse]:
-    """Return what each process takes, by pid in this machine's first namespace; empty where the library tells nothing.
-
-    A driver that is ill may hold the caller up for long.
-    """
+    """Return what each process takes, by pid in this machine's first namespace; an ill driver may take long."""
     import pynvml
 
     try:

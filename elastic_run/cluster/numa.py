@@ -44,15 +44,10 @@ class AffinityMode(str, Enum):
 
 @dataclass(frozen=True)
 class NumaOptions:
-    """How workers are bound.
+    """How workers are bound."""
 
-    Args:
-        affinity_mode: The CPUs that a worker is bound to.
-        should_fall_back_if_binding_fails: Whether workers run unbound if binding is impossible, instead of an error.
-    """
-
-    affinity_mode: AffinityMode
-    should_fall_back_if_binding_fails: bool = False
+    affinity_mode: AffinityMode  # The CPUs that a worker is bound to
+    should_fall_back_if_binding_fails: bool = False  # Whether workers run unbound then, instead of an error
 
 
 def worker_affinities(
@@ -63,12 +58,9 @@ def worker_affinities(
     root: str = ROOT,
     python: str = "",
 ) -> dict[int, frozenset[int]]:
-    """Find the CPUs for each worker of this node, by local rank.
+    """Return the CPUs for each worker of this node, by local rank, or raise NumaError.
 
     `python` is the interpreter in which torch is asked for devices that packages add to it; "" where there is none.
-
-    Raises:
-        NumaError: There are fewer GPUs than workers, or the machine doesn't tell which CPUs are near which GPU.
     """
     try:
         gpu_nodes = find_gpu_nodes(os.environ if environ is None else environ, root=root, python=python)

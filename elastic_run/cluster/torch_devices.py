@@ -52,9 +52,6 @@ def count_by_torch(word: str, environ: Mapping[str, str], python: str, path: Ite
 
     `word` is the name of a device type, or `auto` for the device that torch prefers. `python` is the child's
     interpreter, "" where there is none; `path` are directories with installed packages.
-
-    Raises:
-        TorchUnavailableError: The child has failed, for example because the package can't be loaded.
     """
     torch = sys.modules.get("torch")
     if torch is not None:

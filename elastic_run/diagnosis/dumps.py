@@ -1,15 +1,10 @@
 """Dumps of torch's flight recorder: a file's bytes to collectives, and the dumps of a job in files and directories.
 
 The recorder is a ring: the newest entries overwrite the oldest. torch writes pickles that hold nothing but numbers,
-texts, lists and dicts. A pickle that names a class or a function is refused before the function could run. A dump may
-come from anywhere: every field is checked, an entry with a field of the wrong kind makes the whole file unreadable, and
-no dump is larger than `MOST_BYTES`.
-
-Dumps may be copied from many nodes, not of all ranks, under any names, beside logs. A file that can't be read is named
-with the reason and left out. The rank stands in the dump, if elastic-run has asked for it, or at the end of the file's
-name. A run has one directory for each attempt (`attempt_0`, `attempt_0.1`, `attempt_1`), and only the dumps of its last
-attempt count. Several runs are the nodes of one job if they have different ranks; otherwise they are several jobs,
-whose dumps must not be mixed.
+texts, lists and dicts, and a dump may come from anywhere: a pickle that names a class is refused before that could run,
+and every field is checked. A run has one directory for each attempt (`attempt_0`, `attempt_0.1`, `attempt_1`), and only
+the dumps of its last attempt count. Several runs are the nodes of one job if they have different ranks; otherwise they
+are several jobs, whose dumps must not be mixed.
 """
 
 from __future__ import annotations
@@ -118,12 +113,7 @@ class _PrimitivesUnpickler(pickle.Unpickler):
 
 
 def parse_dump(data: bytes) -> Dump:
-    """Read a dump.
-
-    Raises:
-        DumpError: The dump can't be read, or holds something that no dump holds.
-        ForeignFileError: The data is no dump.
-    """
+    """Read a dump, or raise DumpError, ForeignFileError where the data is no dump."""
     document = _load(data)
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
         message = "it has no list of entries"
@@ -245,11 +235,7 @@ class FoundDumps:
 
 
 def find_dumps(paths: list[str]) -> FoundDumps:
-    """Read the dumps in files and directories, searched with those below them.
-
-    Raises:
-        DumpError: A path is not there or can't be read, or there are dumps of several jobs.
-    """
+    """Read the dumps in files and directories, searched with those below them, or raise DumpError."""
     files = [file for path in paths for file in _list(path)]
     files, problems = _choose_attempts(files)
     found: dict[int, tuple[float, Dump]] = {}

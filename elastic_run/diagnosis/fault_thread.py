@@ -1,11 +1,9 @@
 """Makes a fault of --inject-fault inside this process when the agent asks for it. Runs in a worker.
 
-Rules
-- A line of the .pth file calls `begin` at Python's own start, where the flag has set the variable; without the flag no
-  worker has this thread.
-- The main thread raises, sleeps or holds the GIL as soon as it runs Python code: a call of C that blocks ends first.
-- A module that is to be missing is missing from the start: the variable names it.
-- Only this process does so: the variable is taken out of the environment, and a fork closes the socket.
+A line of the .pth file calls `begin` at Python's own start, where the flag has set the variable; the variable is taken
+out of the environment, and a fork closes the socket, so that only this process does so. The main thread raises, sleeps
+or holds the GIL as soon as it runs Python code: a call of C that blocks ends first. A module that is to be missing is
+missing from the start: the variable names it.
 """
 
 from __future__ import annotations
@@ -108,14 +106,11 @@ def take_memory() -> None:
 
 
 class _MissingModules:
-    """Finds none of some modules, and lets no other finder look for them.
-
-    Args:
-        names: Their names; a template may have imported them already.
-    """
+    """Finds none of some modules, and lets no other finder look for them."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
+        # A template may have imported them already.
         for module in [name for name in sys.modules if self._has(name)]:
             del sys.modules[module]
 

@@ -1,25 +1,16 @@
 """Writes the dump of this process's flight recorder when the agent asks, and at the end. Runs in a worker, with torch.
 
-Rules
-- A line of the .pth file calls `begin` at Python's own start, where --flight-recorder has set the variable. Until the
-  worker imports torch.distributed nothing else happens: no thread, no import.
-- Then a thread waits on a socket. The main thread is usually in a collective, where no signal handler of Python runs;
-  it has given up the GIL there, which the stacks in a dump take. torch's own worker server needs no GIL, but its dump
-  of a gloo group has neither stacks nor the ranks of subgroups. NCCL's named pipe is looked at once a second, and gloo
-  has none.
-- A request is one byte: `RECORDER_DUMP`, or `RECORDER_COUNT` for the number of collectives (no file, 0.2 ms).
-- A worker that ends by an exception, or by itself, writes its dump on the way out: its peers may wait for it.
-- Only this process does so: the variable is taken out of the environment, and a fork closes the socket.
+A line of the .pth file calls `begin` at Python's own start, where --flight-recorder has set the variable; the import of
+torch.distributed then starts a thread that waits on a socket. The main thread is usually in a collective, where no
+signal handler of Python runs; it has given up the GIL there, which the stacks in a dump take. torch's own worker server
+needs no GIL, but its dump of a gloo group has neither stacks nor the ranks of subgroups. NCCL's named pipe is looked at
+once a second, and gloo has none. A request is one byte: `RECORDER_DUMP`, or `RECORDER_COUNT` for the number of
+collectives (no file, 0.2 ms). A worker that ends writes its dump on the way out: its peers may wait for it.
 
-The dump is torch's own, a pickle of primitives that torch's tools read, with two things more: the rank, and the ranks
-of every process group, which gloo's dumps lack. It is written under the name that torch would give it. A dump of
-torch's own is there if a backend has given up; it is replaced unless the recorders are empty.
-
-Backends have recorders of their own: torch's function for NCCL has one, and from torch 2.15 on the other function takes
-the name of a backend (`nccl` is `nccl2` there). The dump has the entries of all of them, in the order of their calls.
-
-For a dump with stacks torch may have to read the debug symbols of C++, on which the stop of the round waits. So a dump
-without stacks is written first, within milliseconds, and replaced by the one with stacks where there is time for it.
+The dump is torch's own, a pickle of primitives that torch's tools read, with the rank and the ranks of every process
+group, which gloo's dumps lack, under the name that torch would give it. A dump of torch's own is there if a backend has
+given up; it is replaced unless the recorders are empty. Backends have recorders of their own: torch's function for NCCL
+has one, and from torch 2.15 on the other function takes the name of a backend (`nccl` is `nccl2` there).
 """
 
 from __future__ import annotations
@@ -129,6 +120,7 @@ def _answer(listener: socket.socket) -> None:
                 if request == contract.RECORDER_COUNT:
                     connection.sendall(count_collectives())
                 elif request == contract.RECORDER_DUMP and write_dump(has_stacks=False):
+                    # Stacks may take seconds, for which torch reads the debug symbols of C++, and the round waits.
                     write_dump(has_stacks=True)
         except OSError:
             if listener.fileno() < 0:
@@ -188,10 +180,7 @@ def _recorders() -> list[Callable[..., bytes]]:
 
 
 def write_dump(*, has_stacks: bool) -> bool:
-    """Write the content of this process's recorder; return whether a file was written.
-
-    Never raises, because it runs in the user's program.
-    """
+    """Write the content of this process's recorder; return whether a file was written. Never raises."""
     path = _dump_path()
     if not path:
         return False
@@ -216,7 +205,7 @@ def write_dump(*, has_stacks: bool) -> bool:
             document["pg_config"] |= groups
             replace_file(path, pickle.dumps(document, protocol=2))
             _replaceable[1:] = [_stamp(path)]
-    except Exception:  # noqa: BLE001 - see above
+    except Exception:  # noqa: BLE001 - this runs in somebody's program
         return False
     return True
 
@@ -294,11 +283,7 @@ def make_name(purpose: str) -> str:
 
 
 def listen(name: str) -> socket.socket:
-    """Listen in a worker; a fork of it does not.
-
-    Raises:
-        OSError: There are no such sockets here, or the name is taken.
-    """
+    """Listen in a worker; a fork of it does not. OSError says that the name is taken, or no such socket is here."""
     import socket
 
     listener = socket.socket(socket.AF_UNIX)

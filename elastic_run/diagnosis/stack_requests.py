@@ -1,19 +1,14 @@
 """Asks the workers of one round for their stacks, and hears of their exceptions: sends signals, and reads their pipes.
 
-All stacks of one moment go into one file: each rank's whole text, or the kernel's view of a rank without a text.
-
 Rules
 - A worker gets a signal only if it has a handler for it and its pipe is still open under its number: the signal would
   end a program without the handler, and the text would go into another file. Nor does it get one that all of its
   threads block: the program may be another one, or have other files, when it takes the signal.
-- If no user has asked, a main thread that waits for a signal, whichever comes (`pause`), gets none.
 - The pipes are always read, and unexpected text is dropped: a full pipe would block a worker.
-- Other marks enclose what a worker tells of the exception that has ended its main thread. It may come at any time.
-- Marks enclose the text of Python's handler; nothing marks the end of faulthandler's. The text of
-  faulthandler is complete when the worker has written something and no thread of it runs the handler. The kernel
-  shows a thread in the handler: it blocks the signal.
-  Python writes a few characters at a time, so after the first of them the pipe is not read for `_GATHERING` seconds:
-  otherwise each write would wake this process.
+- Marks enclose the text of Python's handler; nothing marks the end of faulthandler's. The text of faulthandler is
+  complete when the worker has written something and no thread of it runs the handler. The kernel shows a thread in the
+  handler: it blocks the signal. Python writes a few characters at a time, so after the first of them the pipe is not
+  read for `_GATHERING` seconds: otherwise each write would wake this process.
 - After `wait_limit` seconds, missing stacks are explained. A worker that has taken the signal and does not run our
   handler has a handler of its own, and is not waited for that long.
 """
@@ -43,7 +38,7 @@ _GATHERING = 0.002
 _READ_SIZE = 1 << 16
 #: Before and behind what the worker's handler in Python writes.
 _MARKS = b"\x02\x03"
-#: The same of what a worker tells of its exception, and bytes of it at most.
+#: The same of what a worker tells, at any time, of the exception that has ended its main thread; bytes of it at most.
 _TOLD_MARKS = b"\x05\x06"
 _MOST_TOLD = 1 << 16
 #: Seconds that the handler in Python gets; it may have to wait for the GIL.
@@ -326,11 +321,7 @@ class StackRequests:
 
 
 def write_stacks(directory: str, dumps: Mapping[int, Dump]) -> str:
-    """Write stacks into a new file, as no log is overwritten: stacks.txt, or stacks.1.txt and so on; return its path.
-
-    Raises:
-        OSError: The file can't be written.
-    """
+    """Write stacks into a new file, as no log is overwritten: stacks.txt, stacks.1.txt and so on; return its path."""
     text = render_stacks(dumps, time.strftime("%Y-%m-%d %H:%M:%S %z"))
     name, _, ending = contract.STACKS_FILE.rpartition(".")
     for number in itertools.count():

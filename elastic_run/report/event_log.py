@@ -1,17 +1,10 @@
-r"""The event log: every event with its fields, as one table, and the thread that writes the lines to the files.
+"""The event log: every event with its fields, as one table, and the thread that writes the lines to the files.
 
 A line of the log is one JSON object: it has the fields of `ALWAYS`, for a worker the fields of `OF_WORKER`, and the
 fields of its event. Rules of version 1: no field is renamed or changes its meaning; new fields and new events may be
-added, so a reader skips unknown ones. Durations are seconds of this node's monotonic clock.
-docs/event-log.md is made from these tables, and `find_mistake` checks a line against them.
-
-Rules of the files
-- A line is one write to a file that was opened with O_APPEND, so lines of several launchers don't mix on a local file
-  system. (NFS has no such append; there each node needs a file of its own, as it has in the log directory.)
-- The file may end with a part of a line, because a launcher was killed or the disk was full. Then the next line begins
-  with ``\n``. A reader skips the part and empty lines.
-- Lines that can't be written are counted, and reported once. When the file takes lines again, `lines_lost` comes first.
-- The thread holds up no loop: it takes the lines from a queue, and a job in which nothing happens causes no wake-up.
+added, so a reader skips unknown ones. docs/event-log.md is made from these tables, and `find_mistake` checks a line.
+A line is one write to a file that was opened with O_APPEND, so lines of several launchers don't mix on a local file
+system. (NFS has no such append; there each node needs a file of its own, as it has in the log directory.)
 """
 
 from __future__ import annotations
@@ -258,14 +251,10 @@ _NEWLINE = b"\n"
 
 
 class EventFile:
-    """One file of events, made if it is missing.
+    """One file of events, made if it is missing; one that `is_own` follows no other user's link.
 
     `describe_gap` returns the line that tells how many lines are missing. `on_loss` is called once, in the writer's
-    thread, with the path and the error of the first line that is lost. A file that `is_own` follows no other user's
-    link.
-
-    Raises:
-        OSError: It can't be opened for writing.
+    thread, with the path and the error of the first line that is lost.
     """
 
     def __init__(
@@ -308,6 +297,7 @@ class EventFile:
             on_loss(self.path, error)
 
     def _write(self, line: bytes) -> None:
+        # A launcher that was killed, or a full disk, may have left a part of a line.
         data = _NEWLINE + line if self._is_torn or self._ends_within_line() else line
         while data:  # after a part, the second write gives the reason: a full disk, a limit, a full pipe
             data = data[os.write(self._fd, data) :]

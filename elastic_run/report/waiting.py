@@ -95,12 +95,8 @@ _AGAIN = 0.25
 class WaitNotices:
     """One node's view of the nodes that are there.
 
-    Args:
-        state: Says why this node waits for a round, `new` or `ready`; None while it doesn't.
-        doubt: Returns a mistake that the user may have made, or ""; the argument says whether no other node is there.
-        shows_waiting: Whether the agent shows the status in one line that it rewrites.
-        deliver: Brings an event to the agent.
-        spare_hint: A line for a node that comes to a job that runs already, or "".
+    `state` says why this node waits for a round, None while it doesn't. `doubt` returns a mistake that the user may
+    have made, or ""; its argument says whether no other node is there. `spare_hint` is for a node that comes late.
     """
 
     def __init__(

@@ -30,60 +30,42 @@ STARTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user said of the nodes.
+    """What the user said of the nodes."""
 
-    `nnodes` is the value as it was written; `given` has the names of the values that the user gave, such as
-    ``node_rank``. `place_flag` says where the nodes meet, if one of them serves there, with these `hosts` and, as the
-    last one, this `port`.
-    """
-
-    nnodes: str
+    nnodes: str  # As it was written
     least: int
     most: int
-    given: frozenset[str]
+    given: frozenset[str]  # Names of the values that the user gave, such as `node_rank`
     names_place: bool
     backend: str
-    place_flag: str = ""
-    hosts: tuple[str, ...] = ()
+    place_flag: str = ""  # The flag that says where the nodes meet, if one of them serves there
+    hosts: tuple[str, ...] = ()  # What it says, with the last one's port
     port: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """What follows from the cluster's scheduler for this launcher.
+    """What follows from the cluster's scheduler for this launcher."""
 
-    Attributes:
-        source: Where the values come from, as in "from the Slurm step".
-        values: Values of flags, by their names.
-        variables: The variables from which each value follows, if they are set.
-        is_per_gpu: Whether this node gets a worker for each of its GPUs.
-        is_first: Whether this is the first of the job's launchers; it shows the values for all launchers.
-        notices: Notices for the user, a sentence each.
-        location: This node's place in the network; see `NodeConfig`.
-        has_left_slurm: Whether Slurm's variables are left over from a step in which this launcher does not run. The
-            answer is found at the start, since the parent of the launcher may end before the launcher.
-    """
-
-    source: str = ""
+    source: str = ""  # Where the values come from, as in "from the Slurm step"
     kind: str = ""
-    values: dict[str, object] = field(default_factory=dict)
-    variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    is_per_gpu: bool = False
-    is_first: bool = False
-    notices: list[str] = field(default_factory=list)
-    location: str = ""
+    values: dict[str, object] = field(default_factory=dict)  # Values of flags, by their names
+    variables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # From which each value follows, if set
+    is_per_gpu: bool = False  # Whether this node gets a worker for each of its GPUs
+    is_first: bool = False  # Whether this is the first of the job's launchers, which shows the values for all
+    notices: list[str] = field(default_factory=list)  # For the user, a sentence each
+    location: str = ""  # This node's place in the network; see `NodeConfig`
+    #: Whether Slurm's variables are left over from a step in which this launcher does not run; found at the start, as
+    #: the parent of the launcher may end before the launcher
     has_left_slurm: bool = False
 
 
 def check_endpoint(asked: Asked, launchers: str, first: str) -> None:
-    """Refuse an endpoint that leads each launcher to its own machine.
+    """Refuse an endpoint that leads each launcher to its own machine; `first` names the first machine, if known.
 
     srun and an indexed Job give all launchers one command line. If it names this machine (localhost), every launcher
     comes to a store of its own: an elastic job would silently become as many jobs as it has nodes, any other waits in
     vain.
-
-    `launchers` says what each launcher runs on, such as ``node of the Slurm step``; `first` names the first machine,
-    "" if that is not known.
     """
     from elastic_run.rendezvous.addresses import names_loopback
 

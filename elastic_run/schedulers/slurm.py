@@ -1,21 +1,13 @@
 """The step of Slurm that this launcher is a task of, and the values that follow from it, unless a flag gives them.
 
 srun starts a launcher for each task. With one launcher on each node of the step, the launchers are one job, whose
-nodes, endpoint and id follow from Slurm's variables. Several launchers on a node are refused, and so are flags with
-which the launchers would not become one job; the message names the remedy. --standalone asks for separate jobs.
-
-Slurm's variables leak: into a batch script that was submitted from a step, into a tmux server that outlives its job,
-through ssh. So they count as this process's step only under three conditions. The task's own variables are there. This
-host is one of the step's nodes. This process runs in the step by Slurm's daemon above it or by its control group; where
-neither can be seen, as in a container, the variables without STEP, which sbatch and salloc set anew, must not show a
-batch script or a shell. In doubt nothing is derived, since a job that would have run must not be refused. But one of
-several tasks whose step can't be used raises `StepError`, since each of the tasks would train alone. So does a task of
-a heterogeneous job (SLURM_HET_SIZE), unless its step has the nodes of all components: its variables may describe a part
-of the step.
-
-SLURM_NNODES is the step's number of nodes, and the job's in a batch script, in the shell of salloc, and in a step of
-`srun --preserve-env`. SLURM_NODEID is the node's place in SLURM_STEP_NODELIST, which Slurm sorts: also with
---distribution=arbitrary, a host file and an order of --nodelist (Slurm 22.05 to 26.05).
+nodes, endpoint and id follow from Slurm's variables. Flags and layouts with which they would not become one job are
+refused; the message names the remedy. Slurm's variables leak: into a batch script that was submitted from a step, into
+a tmux server that outlives its job, through ssh. So they count as this process's step only under three conditions. The
+task's own variables are there. This host is one of the step's nodes. This process runs in the step by Slurm's daemon
+above it or by its control group; where neither can be seen, as in a container, the variables without STEP, which sbatch
+and salloc set anew, must not show a batch script or a shell. In doubt nothing is derived; but one of several tasks
+whose step can't be used raises `StepError`, since each of the tasks would train alone.
 """
 
 from __future__ import annotations
@@ -35,7 +27,8 @@ if TYPE_CHECKING:
 
 _NEEDED = ("SLURM_PROCID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")
 _NUMBERS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
-#: A variable of the step, and the variable that has the same value in a step, and the job's value in a batch script.
+#: A variable of the step, and the variable that has the same value in a step, and the job's value in a batch script, in
+#: the shell of salloc, and in a step of `srun --preserve-env`.
 _TWINS = (("SLURM_STEP_NUM_NODES", "SLURM_NNODES"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
 #: Nodes that may serve the job's store: the loss of one of them, or of two, does not end the job.
 _STORE_NODES = 3
@@ -62,19 +55,15 @@ class StepError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step, each of whose tasks is a launcher.
+    """A step, each of whose tasks is a launcher."""
 
-    `nodes` are in Slurm's order; neighbouring steps don't take the `port`; the `run_id` is new each time Slurm starts
-    the job. `location` has the switches above this node and its place in the step, as a text that sorts near nodes side
-    by side; "" if Slurm knows no switches.
-    """
-
+    #: In the order of SLURM_STEP_NODELIST, which is sorted, also with a host file and --distribution=arbitrary (to 26.05)
     nodes: tuple[str, ...]
     node_rank: int
     task_count: int
-    port: int
-    run_id: str
-    location: str = ""
+    port: int  # Which neighbouring steps don't take
+    run_id: str  # New each time Slurm starts the job
+    location: str = ""  # The switches above this node and its place in the step: sorts near nodes side by side
 
     @property
     def endpoint(self) -> str:
@@ -83,11 +72,7 @@ class Step:
 
 
 def find_step(environ: Mapping[str, str], hostname: str) -> Step | None:
-    """Return the step of which this process is a task, or None where it is no task of one, or its only task.
-
-    Raises:
-        StepError: It is one of several tasks, and nothing follows from their step.
-    """
+    """Return the step of which this process is a task, or None where it is no task of one, or its only task."""
     has_all = all(environ.get(name) for name in _NEEDED)
     if not (has_all and _has_step(environ) and _is_in_step(environ)):
         return None
@@ -107,6 +92,7 @@ def _read_step(environ: Mapping[str, str], hostname: str) -> Step:
             message = f"{name}={environ[name]!r} is not a number"
             raise ValueError(message)
     nodes = parse_nodelist(environ["SLURM_STEP_NODELIST"])
+    # The variables of a heterogeneous job may describe a part of the step.
     if environ.get("SLURM_HET_SIZE") and set(nodes) != _find_component_nodes(environ):
         message = "the job is heterogeneous, and Slurm's variables name the nodes of one component only"
         raise ValueError(message)
@@ -169,10 +155,7 @@ def is_started_by_slurm(environ: Mapping[str, str]) -> bool:
 
 
 def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
-    """Return how many nodes of this batch script's job a launcher on this node alone leaves idle.
-
-    It is 0 outside of a batch script, and where the job has one node.
-    """
+    """Return how many nodes of this batch script's job a launcher on this node alone leaves idle; else 0."""
     try:
         nodes = environ.get("SLURM_JOB_NUM_NODES", "")
         has_step = _has_step(environ) and _is_in_step(environ)
