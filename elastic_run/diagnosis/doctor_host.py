@@ -5,7 +5,6 @@ nvidia-smi hangs with a sick driver, so it gets a deadline. It runs in a process
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import subprocess
@@ -127,15 +126,7 @@ _LEAST_FREE, _FEW_FREE = 64 * _MIB, 1024 * _MIB
 _LEAST_FILES = 100
 #: Bytes of the file that is written: more than a block, so that a full disk or a used-up quota refuses it.
 _PROBE = bytes(1 << 16)
-#: By the error of an attempt to write: what the directory is, and the remedy.
 _OTHER_PLACE = "name another directory (--log-dir, TMPDIR)"
-_WRITE_ERRORS = {
-    errno.EROFS: ("is read-only", f"mount -o remount,rw, or {_OTHER_PLACE}"),
-    errno.ENOSPC: ("is full", f"remove files there (du -x -d1 {{path}}), or {_OTHER_PLACE}"),
-    errno.EDQUOT: ("is over your quota", f"remove files of yours (quota -s), or {_OTHER_PLACE}"),
-    errno.ENOTDIR: ("cannot be written", f"it is a file: {_OTHER_PLACE}"),
-}
-_OTHER_ERROR = ("cannot be written", f"chmod or chown it, or {_OTHER_PLACE}; ls -ld {{path}}")
 
 
 def check_directories(subject: Subject) -> list[Finding]:
@@ -151,9 +142,8 @@ def _check_directory(path: str) -> list[Finding]:
         place = os.path.dirname(place)
     error = _write_probe(place)
     if error is not None:
-        what, remedy = _WRITE_ERRORS.get(error.errno or 0, _OTHER_ERROR)
-        evidence = error.strerror or str(error)
-        return [problem(f"the directory {path} {what}", evidence, remedy.format(path=path))]
+        remedy = f"{_OTHER_PLACE}, or see why: ls -ld, df -h, mount, quota -s"
+        return [problem(f"the directory {path} can't be written: {error.strerror}", "a file there was tried", remedy)]
     state = os.statvfs(place)
     free = state.f_bavail * state.f_frsize
     if state.f_files and state.f_favail < _LEAST_FILES:

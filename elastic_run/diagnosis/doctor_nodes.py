@@ -82,10 +82,12 @@ def examine(own: dict[str, Any], store: StoreClient, rank: int, size: int) -> li
         share("measured", rank)
         if all(place[2] for place in places):
             reduction = _reduce_in_time(rank, size)
-    report = {"clock": clock, "failures": failures, "rate": rate, "reduction": reduction}
-    reports = [_read_report(text) for text in share("reports", {**own, **report})]
+    found = {"clock": clock, "failures": list(failures.items()), "rate": rate, "reduction": reduction}
+    reports = share("reports", {**found, "host": own["hosts"][0], "facts": own["facts"], "findings": own["findings"]})
     share("read", rank)  # the host of the store stays until then
-    return reports
+    return [
+        NodeReport(**{**each, "failures": dict(each["failures"]), "findings": read_findings(each)}) for each in reports
+    ]
 
 
 def serve(address: str, backlog: int) -> int:
@@ -165,18 +167,6 @@ def _reduce(rank: int, size: int) -> float | str:
     except Exception as error:  # noqa: BLE001 - whatever torch raises is the finding
         return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
     return seconds if total == float(size * size) else f"rank {rank} got a wrong sum, {total}"
-
-
-def _read_report(text: dict[str, Any]) -> NodeReport:
-    return NodeReport(
-        host=text["hosts"][0],
-        facts=text["facts"],
-        clock=text["clock"],
-        findings=read_findings(text),
-        failures={int(rank): reason for rank, reason in text["failures"].items()},
-        rate=text["rate"],
-        reduction=text["reduction"],
-    )
 
 
 # --- the findings from all reports ------------------------------------------------------------------------------------

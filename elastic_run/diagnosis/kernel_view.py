@@ -45,7 +45,7 @@ def find_obstacle(pid: int, pipe: StackPipe | None) -> str:
         except OSError:
             pass
     if masks.get("SigCgt", 0) & _BITS != _BITS:
-        reason = f"shows no Python stacks: {_explain_missing(pid, pipe, has_pipe=has_pipe)}"
+        reason = f"shows no Python stacks: {_explain_missing(pid)}"
     elif has_pipe:
         return ""
     elif (stat := read_stat(pid)) is None or stat.is_exiting:  # it may have begun to end
@@ -56,8 +56,8 @@ def find_obstacle(pid: int, pipe: StackPipe | None) -> str:
     return f"{reason} ({read_name(pid)}{f', in {where}' if where else ''})"
 
 
-def _explain_missing(pid: int, pipe: StackPipe | None, *, has_pipe: bool) -> str:
-    """Return why a process has no handler for the signal. A Python that has had one has closed the pipe on exec."""
+def _explain_missing(pid: int) -> str:
+    """Return why a process has no handler for the signal."""
     if os.environ.get(contract.ENV_STACKS) == "0":
         return f"{contract.ENV_STACKS}=0"
     try:
@@ -65,12 +65,10 @@ def _explain_missing(pid: int, pipe: StackPipe | None, *, has_pipe: bool) -> str
             return "it is not a Python program"
     except OSError:
         pass  # it has ended, or is another user's
-    if pipe is None:
-        return "there were too few file descriptors for it (ulimit -n)"
-    if not has_pipe:
-        return "the program has executed another Python"
-    why = "it has just been started, elastic-run is not installed there, or it runs with -S"
-    return f"its Python does not read elastic-run-compat.pth: {why}"
+    return (
+        "its Python does not read elastic-run-compat.pth: it has just been started or executed another Python, "
+        "elastic-run is not installed there, it runs with -S, or there were too few descriptors (ulimit -n)"
+    )
 
 
 def read_masks(task: str) -> dict[str, int]:

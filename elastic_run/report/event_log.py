@@ -251,10 +251,10 @@ _NEWLINE = b"\n"
 
 
 class EventFile:
-    """One file of events, made if it is missing; one that `is_own` follows no other user's link.
+    """One file of events, made if it is missing, and the thread that writes its lines; closed with itself.
 
-    `describe_gap` returns the line that tells how many lines are missing. `on_loss` is called once, in the writer's
-    thread, with the path and the error of the first line that is lost.
+    `describe_gap` returns the line that tells how many lines are missing. `on_loss` is called once, in the thread, with
+    the path and the error of the first line that is lost. A file that `is_own` follows no other user's link.
     """
 
     def __init__(
@@ -276,27 +276,50 @@ class EventFile:
         self._is_regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
         self._describe_gap = describe_gap
         self._on_loss: Callable[[str, OSError], None] | None = on_loss
-        self._lost = 0
+        self._lost = self._dropped = 0
         self._is_torn = False
+        self._lines: SimpleQueue[bytes | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
+        self._thread.start()
 
-    def append(self, line: bytes) -> None:
+    def write(self, line: bytes) -> None:
+        """Write one line soon, in the order of the calls and without holding up the caller."""
+        if self._lines.qsize() < _LINES_LIMIT:
+            self._lines.put(line)
+        else:
+            self._dropped += 1
+
+    def close(self, wait_limit: float) -> None:
+        """Write the lines that wait, and close the file."""
+        self._lines.put(None)
+        self._thread.join(wait_limit)
+
+    def _run(self) -> None:
+        told = 0
+        while (line := self._lines.get()) is not None:
+            dropped, told = self._dropped - told, self._dropped
+            if dropped:
+                self._lose(TimeoutError(errno.ETIMEDOUT, "the disk is too slow"), dropped)
+            self._append(line)
+        os.close(self._fd)
+
+    def _append(self, line: bytes) -> None:
         """Write one line, or count it as lost."""
         try:
             if self._lost:
-                self._write(self._describe_gap(self._lost))
+                self._write_whole(self._describe_gap(self._lost))
                 self._lost = 0
-            self._write(line)
+            self._write_whole(line)
         except OSError as error:
-            self.lose(error)
+            self._lose(error)
 
-    def lose(self, error: OSError, lines: int = 1) -> None:
-        """Count lines that are not written."""
+    def _lose(self, error: OSError, lines: int = 1) -> None:
         self._lost += lines
         if self._on_loss is not None:
             on_loss, self._on_loss = self._on_loss, None
             on_loss(self.path, error)
 
-    def _write(self, line: bytes) -> None:
+    def _write_whole(self, line: bytes) -> None:
         # A launcher that was killed, or a full disk, may have left a part of a line.
         data = _NEWLINE + line if self._is_torn or self._ends_within_line() else line
         while data:  # after a part, the second write gives the reason: a full disk, a limit, a full pipe
@@ -312,44 +335,6 @@ class EventFile:
         except OSError:
             return False  # it may only be written
 
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self._fd)
-
 
 def _open_any(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
-
-
-class EventWriter:
-    """Writes lines to files, in their order and without holding up the caller; closes the files with itself."""
-
-    def __init__(self, files: list[EventFile]) -> None:
-        self._files = files
-        self._dropped = 0
-        self._lines: SimpleQueue[bytes | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="event log", daemon=True)
-        self._thread.start()
-
-    def write(self, line: bytes) -> None:
-        """Write one line soon."""
-        if self._lines.qsize() < _LINES_LIMIT:
-            self._lines.put(line)
-        else:
-            self._dropped += 1
-
-    def close(self, wait_limit: float) -> None:
-        """Write the lines that wait, and close the files."""
-        self._lines.put(None)
-        self._thread.join(wait_limit)
-
-    def _run(self) -> None:
-        told = 0
-        while (line := self._lines.get()) is not None:
-            dropped, told = self._dropped - told, self._dropped
-            for file in self._files:
-                if dropped:
-                    file.lose(TimeoutError(errno.ETIMEDOUT, "the disk is too slow"), dropped)
-                file.append(line)
-        for file in self._files:
-            file.close()

@@ -57,7 +57,7 @@ class StepError(ValueError):
 class Step:
     """A step, each of whose tasks is a launcher."""
 
-    #: In the order of SLURM_STEP_NODELIST, which is sorted, also with a host file and --distribution=arbitrary (to 26.05)
+    #: In the order of SLURM_STEP_NODELIST, which is sorted, also with a host file and --distribution=arbitrary (26.05)
     nodes: tuple[str, ...]
     node_rank: int
     task_count: int
@@ -281,8 +281,6 @@ def _derive_nodes(step: Step, asked: Asked) -> dict[str, object]:
         raise UsageError(message)
     if asked.names_place and nodes > 1:
         check_endpoint(asked, "node of the Slurm step", step.nodes[0])
-        if "node_rank" not in asked.given and tasks == nodes:
-            _check_first_master(step, asked)
     if not asked.names_place:
         if least > tasks:
             message = (
@@ -300,18 +298,6 @@ def _derive_nodes(step: Step, asked: Asked) -> dict[str, object]:
     if "node_rank" not in asked.given and tasks == nodes and not is_by_location:
         derived["node_rank"] = step.node_rank
     return derived
-
-
-def _check_first_master(step: Step, asked: Asked) -> None:
-    """Refuse a master that is another node of the step than the first one, which has rank 0."""
-    host = asked.hosts[0].partition(".")[0] if asked.backend == "static" and asked.hosts else ""
-    if host in map(_short, step.nodes[1:]):
-        flag, first = asked.place_flag, step.nodes[0]
-        message = (
-            f"{flag}: is {asked.hosts[0]}, but rank 0 of the Slurm step is on {first}: give {flag}={first}, or each "
-            "node its --node-rank"
-        )
-        raise UsageError(message)
 
 
 # --- notices ---------------------------------------------------------------------------------------------------------

@@ -38,7 +38,14 @@ _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 
 def parse_nodelist(text: str) -> tuple[str, ...]:
     """Return the nodes that SLURM_STEP_NODELIST or SLURM_JOB_NODELIST names, in its order; at least one."""
-    nodes = [node for name in _split_names(text) for node in _expand(name, text)]
+    import re
+
+    nodes: list[str] = []
+    for name in re.split(r",(?![^\[\]]*\])", text.strip()):  # at the commas outside of brackets
+        pieces = re.findall(r"\[[^\[\]]*\]|[^\[\],\s]+", name)
+        if not name or "".join(pieces) != name:
+            raise _refusal(text, f"{name!r} is not a name")
+        nodes += _expand(pieces, text)
     if len(nodes) > _MOST_NODES:
         raise _refusal(text, f"more than {_MOST_NODES} nodes")
     return tuple(nodes)
@@ -64,51 +71,24 @@ def count_tasks(text: str, node: int) -> int:
     raise ValueError(message)
 
 
-def _split_names(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
-    names, depth = [""], 0
-    for character in text.strip():
-        depth += (character == "[") - (character == "]")
-        if depth not in {0, 1}:
-            raise _refusal(text, "brackets don't match")
-        if character == "," and not depth:
-            names.append("")
-        else:
-            names[-1] += character
-    if depth:
-        raise _refusal(text, "brackets don't match")
-    if "" in names:
-        raise _refusal(text, "a name is empty")
-    return names
-
-
-def _expand(name: str, text: str) -> list[str]:
-    """Return the nodes of a name with brackets.
+def _expand(pieces: list[str], text: str) -> list[str]:
+    """Return the nodes of a name of texts and brackets.
 
     Of several brackets the last one counts fastest, and the others from the first on: so does Slurm 22.05, whose
     scontrol a test asks. Text behind the last bracket, which Slurm never writes, is taken as well.
     """
     import itertools
     import math
-    import re
 
-    pieces: list[list[str]] = []
-    end = last = 0
-    for match in re.finditer(r"\[([^\[\]]*)\]|([^\[\],\s]+)", name):
-        if match.start() != end:
-            break
-        end = match.end()
-        last = last if match[1] is None else len(pieces)
-        pieces.append([match[2]] if match[1] is None else _expand_bracket(match[1], text))
-    if end != len(name):
-        raise _refusal(text, f"{name[end:]!r} is not part of a name")
-    if math.prod(map(len, pieces)) > _MOST_NODES:
+    brackets = [place for place, piece in enumerate(pieces) if piece.startswith("[")]
+    values = [_expand_bracket(piece[1:-1], text) if piece.startswith("[") else [piece] for piece in pieces]
+    if math.prod(map(len, values)) > _MOST_NODES:
         raise _refusal(text, f"more than {_MOST_NODES} nodes")
-    order = [*range(last + 1, len(pieces)), *reversed(range(last)), last]  # the slowest first
+    order = [*reversed(brackets[:-1]), *brackets[-1:]]  # the slowest first
     names = []
-    for parts in itertools.product(*(pieces[place] for place in order)):
-        by_place = dict(zip(order, parts, strict=True))
-        names.append("".join(by_place[place] for place in range(len(pieces))))
+    for chosen in itertools.product(*(values[place] for place in order)):
+        by_place = dict(zip(order, chosen, strict=True))
+        names.append("".join(by_place.get(place, piece) for place, piece in enumerate(pieces)))
     return names
 
 

@@ -113,12 +113,12 @@ def test_processes_on_a_gpu_are_named() -> None:
 
 
 def test_the_directory_of_temporary_files_is_tried(tmp_path: Path) -> None:
-    """TMPDIR names it; a file in its place is told."""
+    """TMPDIR names it; a file in its place is no directory."""
     assert check_directories(Subject({"TMPDIR": str(tmp_path / "made" / "later")}, "h")) == []
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     (found,) = check_directories(Subject({"TMPDIR": str(tmp_path / "file")}, "h"))
-    assert "it is a file" in found.remedy
+    assert found.what.endswith("can't be written: Not a directory")
 
 
 def test_a_directory_with_little_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from elastic_run.agent.driver.event_recorder import EventRecorder
 from elastic_run.core.job.config import AgentConfig
-from elastic_run.report.event_log import ALWAYS, EVENTS, OF_WORKER, EventFile, EventWriter, find_mistake
+from elastic_run.report.event_log import ALWAYS, EVENTS, OF_WORKER, EventFile, find_mistake
 from elastic_run.report.history_page import find_failures
 from elastic_run.report.job_history import LINE_LIMIT, fold, read_events
 
@@ -144,9 +144,9 @@ def test_new_fields_and_two_jobs_of_one_id_are_understood() -> None:
 def test_lines_of_several_writers_in_one_file_are_whole(tmp_path: Path) -> None:
     """Two launchers that were given the same file append whole lines, in their own order each."""
     path = tmp_path / "e"
-    writers = [EventWriter([EventFile(str(path), lambda _: b"", lambda *_: None)]) for _ in range(2)]
+    writers = [EventFile(str(path), lambda _: b"", lambda *_: None) for _ in range(2)]
 
-    def write(writer: EventWriter, name: str) -> None:
+    def write(writer: EventFile, name: str) -> None:
         for number in range(2000):
             writer.write(f"{name} {number} {'x' * 300}\n".encode())
 
@@ -167,12 +167,12 @@ def test_a_line_that_somebody_left_unfinished_is_ended_first(tmp_path: Path) -> 
     """A launcher that was killed within a line spoils no line of the others."""
     path = tmp_path / "e"
     file = EventFile(str(path), lambda _: b"", lambda *_: None)
-    file.append(b"one\n")
+    file._append(b"one\n")
     with path.open("ab") as other:
         other.write(b'{"half": ')
-    file.append(b"two\n")
-    file.append(b"three\n")
-    file.close()
+    file.write(b"two\n")
+    file.write(b"three\n")
+    file.close(10)
     assert path.read_bytes() == b'one\n{"half": \ntwo\nthree\n'
 
 
@@ -185,7 +185,7 @@ def test_what_is_lost_is_told_once_and_counted(tmp_path: Path) -> None:
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     line = b"x" * 4095 + b"\n"
     for _ in range(40):
-        file.append(line)
+        file._append(line)
     while os.read(reader, 1 << 16).endswith(line):
         try:
             os.set_blocking(reader, False)
@@ -193,17 +193,17 @@ def test_what_is_lost_is_told_once_and_counted(tmp_path: Path) -> None:
         except BlockingIOError:
             break
         assert rest
-    file.append(b"again\n")
+    file._append(b"again\n")
     assert os.read(reader, 1 << 16).endswith(b" lost\nagain\n")
     assert len(errors) == 1
     os.close(reader)
-    file.close()
+    file.close(10)
 
 
 def test_a_closed_file_leaves_no_descriptor(tmp_path: Path) -> None:
     """A program that runs many jobs does not run out of descriptors."""
     before = [*Path("/proc/self/fd").iterdir()]
-    EventFile(str(tmp_path / "e"), lambda _: b"", lambda *_: None).close()
+    EventFile(str(tmp_path / "e"), lambda _: b"", lambda *_: None).close(10)
     assert [*Path("/proc/self/fd").iterdir()] == before
 
 

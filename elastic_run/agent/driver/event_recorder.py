@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from elastic_run.core.failure.hang import Stillness
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.job.documents import Assignment
-    from elastic_run.report.event_log import EventWriter
+    from elastic_run.report.event_log import EventFile
 
     Document: TypeAlias = dict[str, Any]
 
@@ -53,7 +53,7 @@ class EventRecorder:
         self._sinks: list[Callable[[Document], None]] = []
         if self.is_written or context.metrics_port is not None:
             self._sinks.append(self._waiting.append)
-        self._writer: EventWriter | None = None
+        self._files: list[EventFile] = []
         self._agent_id = os.urandom(4).hex()
         self._round: int | None = None
         self._restart = 0
@@ -81,7 +81,7 @@ class EventRecorder:
             self._send(document)
 
     def _open_files(self) -> None:
-        from elastic_run.report.event_log import EventFile, EventWriter
+        from elastic_run.report.event_log import EventFile
 
         def tell_loss(path: str, error: OSError) -> None:
             text = f"the event log {path} is incomplete: {error.strerror}; this does not affect the job"
@@ -89,22 +89,27 @@ class EventRecorder:
 
         directory = self._context.log_directory
         own = os.path.join(directory, contract.EVENTS_FILE) if directory else ""
-        files = []
         for path in filter(None, (own, self._context.options.agent_config.events_file)):
             try:
-                files.append(EventFile(path, self._describe_gap, tell_loss, is_own=path == own))
+                file = EventFile(path, self._describe_gap, tell_loss, is_own=path == own)
             except OSError as error:
                 self._context.say(
                     f"the event log {path} can't be written: {error.strerror}; this does not affect the job"
                 )
-        if files:
-            self._writer = writer = EventWriter(files)
-            self._sinks.append(lambda document: writer.write(_encode(document)))
+            else:
+                self._files.append(file)
+        if self._files:
+            self._sinks.append(self._write)
+
+    def _write(self, document: Document) -> None:
+        line = _encode(document)
+        for file in self._files:
+            file.write(line)
 
     def close(self) -> None:
         """Write the events that wait, within a short time."""
-        if self._writer is not None:
-            self._writer.close(_WAIT_LIMIT)
+        for file in self._files:
+            file.close(_WAIT_LIMIT)
 
     def _describe_gap(self, lines: int) -> bytes:
         """Return the line that says how many lines are missing; may be called in any thread."""

@@ -79,13 +79,6 @@ SETUPS = [
         f"--master-addr={_HOST}",
     ),
     Setup(
-        "master-is-not-the-first-node",
-        "--master-addr=b --master-port=29500",
-        _STEP,
-        f"--master-addr: is b, but rank 0 of the Slurm step is on {_HOST}",
-        f"give --master-addr={_HOST}, or each node its --node-rank",
-    ),
-    Setup(
         "each-pod-meets-itself",
         "--rdzv-backend=c10d --rdzv-id=a --rdzv-endpoint=127.0.0.1:29400",
         _PODS,
