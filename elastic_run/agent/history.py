@@ -29,6 +29,15 @@ if TYPE_CHECKING:
     from elastic_run.core.failure.stacks import Dump, Place
     from elastic_run.core.job.documents import End, NodeEnds
 
+#: Modules that the report of a failure needs.
+_NEEDED_AT_THE_END = (
+    "json",
+    "elastic_run.cluster.limits",
+    "elastic_run.core.failure.traceback_text",
+    "elastic_run.multiprocessing.errors.error_file",
+    "elastic_run.report.closing_report",
+    "elastic_run.report.failure_rules",
+)
 #: Attempts that are remembered beside the first one.
 _LAST_ATTEMPTS = 63
 #: Seconds to find a rule of the user, and the process that searches: an expression may backtrack without end.
@@ -85,16 +94,10 @@ class History:
         """
         if not self._is_prepared:
             self._is_prepared = True
-            import json  # noqa: F401
+            from importlib import import_module
 
-            import elastic_run.cluster.limits
-            import elastic_run.core.failure.diagnose
-            import elastic_run.core.failure.traceback_text
-            import elastic_run.multiprocessing.errors.error_file
-            import elastic_run.report.closing_report
-            import elastic_run.report.closing_report_sections
-            import elastic_run.report.failure_documents
-            import elastic_run.report.failure_rules  # noqa: F401
+            for name in _NEEDED_AT_THE_END:
+                import_module(name)
 
     def blame(self, end: WorkerEnd) -> None:
         """Take a worker of this round for the cause, however the stop of the round lets it end."""

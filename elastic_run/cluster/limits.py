@@ -195,10 +195,10 @@ def _read_records(descriptor: int) -> list[bytes]:
 def _parse(line: bytes) -> tuple[float, str]:
     """Return the microseconds since boot and the message of `6,242,340620,-;message`; of a dictionary's line -1."""
     head, _, message = line.partition(b";")
-    fields = head.split(b",")
-    if len(fields) < 4 or not fields[2].isdigit():  # noqa: PLR2004 - priority, number, time, flags
-        return -1.0, ""
-    return float(fields[2]), message.decode(errors="replace")
+    match head.split(b","):
+        case [_priority, _number, at, _flags, *_] if at.isdigit():
+            return float(at), message.decode(errors="replace")
+    return -1.0, ""
 
 
 # --- files of the kernel ---------------------------------------------------------------------------------------------

@@ -63,10 +63,7 @@ def worker_affinities(
     `python` is the interpreter in which torch is asked for devices that packages add to it; "" where there is none.
     """
     try:
-        gpu_nodes = find_gpu_nodes(os.environ if environ is None else environ, root=root, python=python)
-        if len(gpu_nodes) < count:
-            message = f"each worker needs a GPU: workers {count}, visible GPUs {len(gpu_nodes)}"
-            raise NumaError(message)  # noqa: TRY301 - one place adds what all errors share
+        gpu_nodes = find_gpu_nodes(os.environ if environ is None else environ, count, root=root, python=python)
         machine = Machine(gpu_nodes, available_cpus(), root=root)
         return {rank: machine.cpus_near(rank, options.affinity_mode) for rank in range(count)}
     except NumaError as error:
@@ -76,8 +73,8 @@ def worker_affinities(
         raise NumaError(message) from None
 
 
-def find_gpu_nodes(environ: Mapping[str, str], *, root: str = ROOT, python: str = "") -> list[int]:
-    """Return the NUMA node of each visible GPU, or NumaError where a GPU's place is not known."""
+def find_gpu_nodes(environ: Mapping[str, str], least: int, *, root: str = ROOT, python: str = "") -> list[int]:
+    """Return the NUMA node of each visible GPU; NumaError where a GPU's place is not known, or there are too few."""
     nodes = []
     gpus = visible_gpus(environ, root=root) or visible_xpus(environ, root=root)
     if not gpus:
@@ -92,6 +89,9 @@ def find_gpu_nodes(environ: Mapping[str, str], *, root: str = ROOT, python: str 
             message = f"the system doesn't say on which NUMA node GPU {index} is"
             raise NumaError(message)
         nodes.append(max(int(text), 0))  # -1: there is one node only
+    if len(nodes) < least:
+        message = f"each worker needs a GPU: workers {least}, visible GPUs {len(nodes)}"
+        raise NumaError(message)
     return nodes
 
 

@@ -280,21 +280,21 @@ def check_mask(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Finding]
 
 def parse_gpus(text: str) -> list[Gpu]:
     """Read the answer about GPUs; a line that says [N/A] has no number."""
-    rows = ([part.strip() for part in line.split(",")] for line in text.splitlines())
-    return [
-        Gpu(int(row[0]), row[1], *(int(size) if size.isdecimal() else 0 for size in row[2:]))
-        for row in rows
-        if len(row) == 4 and row[0].isdecimal()  # noqa: PLR2004 - the columns that were asked for
-    ]
+    found = []
+    for line in text.splitlines():
+        match [part.strip() for part in line.split(",")]:
+            case [index, uuid, used, total] if index.isdecimal():
+                found.append(Gpu(int(index), uuid, *(int(size) if size.isdecimal() else 0 for size in (used, total))))
+    return found
 
 
 def parse_processes(text: str) -> dict[str, list[str]]:
     """Read the answer about processes; the name comes last, for it may have commas."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
-        row = [part.strip() for part in line.split(",", 3)]
-        if len(row) == 4 and row[1].isdecimal():  # noqa: PLR2004 - the columns that were asked for
-            found.setdefault(row[0], []).append(f"process {row[1]} ({_name(int(row[1]), row[3])}, {row[2]} MiB)")
+        match [part.strip() for part in line.split(",", 3)]:
+            case [gpu, pid, used, command] if pid.isdecimal():
+                found.setdefault(gpu, []).append(f"process {pid} ({_name(int(pid), command)}, {used} MiB)")
     return found
 
 

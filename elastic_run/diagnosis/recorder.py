@@ -130,17 +130,18 @@ def _answer(listener: socket.socket) -> None:
 # --- torch's recorders ------------------------------------------------------------------------------------------------
 def count_collectives() -> bytes:
     """Return how many collectives each group has enqueued, started and ended, or nothing if unknown; never raises."""
-    try:
-        counts, is_open = [], False
+    from contextlib import suppress
+
+    counts, is_open = [], False
+    with suppress(Exception):  # this runs in somebody's program
         for dump in _recorders():
             status = _unpickle(dump(False, False, False)).get("pg_status", {})
             for group, numbers in sorted(status.items()):
                 own = [int(numbers[f"last_{state}_collective"]) for state in ("enqueued", "started", "completed")]
                 is_open |= own[0] > own[2] and _has_open_collective(dump)
                 counts.append(f"{group}={'/'.join(map(str, own))}")
-    except Exception:  # noqa: BLE001 - this runs in somebody's program
-        return b""
-    return f"{'open' if is_open else 'done'} {' '.join(counts)}".encode() if counts else b""
+        return f"{'open' if is_open else 'done'} {' '.join(counts)}".encode() if counts else b""
+    return b""
 
 
 def _has_open_collective(dump: Callable[..., bytes]) -> bool:
@@ -169,31 +170,33 @@ def _recorders() -> list[Callable[..., bytes]]:
 
     dumps = [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
     if "backend: str" in (dumps[-1].__doc__ or ""):  # the signature, which a function in C++ has nowhere else
-        from torch.distributed import distributed_c10d
-
         names = {*_HOOKED}
-        for group in distributed_c10d._world.pg_names:  # noqa: SLF001 - as below
+        for group in _world().pg_names:
             with suppress(RuntimeError):  # torch has no backend for a device of this group
-                names |= {group._get_backend(device).name() for device in group._device_types}  # noqa: SLF001 - ditto
+                names |= {group._get_backend(device).name() for device in group._device_types}  # noqa: SLF001 - as below
         dumps += [partial(dumps[-1], backend=name) for name in sorted(names - {"gloo"})]
     return dumps
 
 
+def _world() -> Any:
+    """Return torch's record of all process groups."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._world  # noqa: SLF001 - it has no other list of all groups
+
+
 def write_dump(*, has_stacks: bool) -> bool:
     """Write the content of this process's recorder; return whether a file was written. Never raises."""
-    path = _dump_path()
-    if not path:
-        return False
-    try:
-        import pickle
+    from contextlib import suppress
 
-        from torch.distributed import distributed_c10d
+    path = _dump_path()
+    with suppress(Exception), _lock:  # this runs in somebody's program
+        import pickle
 
         from elastic_run.files import replace_file
 
-        with _lock:
-            document = _read_recorders(has_stacks=has_stacks)
-            world = distributed_c10d._world  # noqa: SLF001 - it has no other list of all groups
+        if path:
+            document, world = _read_recorders(has_stacks=has_stacks), _world()
             groups = {
                 name: {"name": name, "desc": group.group_desc, "ranks": str(sorted(world.pg_group_ranks[group]))}
                 for group, name in world.pg_names.items()
@@ -205,9 +208,8 @@ def write_dump(*, has_stacks: bool) -> bool:
             document["pg_config"] |= groups
             replace_file(path, pickle.dumps(document, protocol=2))
             _replaceable[1:] = [_stamp(path)]
-    except Exception:  # noqa: BLE001 - this runs in somebody's program
-        return False
-    return True
+            return True
+    return False
 
 
 def _dump_path() -> str:

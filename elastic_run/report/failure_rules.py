@@ -48,9 +48,7 @@ def read_rules(path: str, *, keys: Sequence[str] = _OPTIONAL) -> tuple[Rule, ...
 
 
 def _rule(entry: Any, place: str, keys: Sequence[str]) -> Rule:
-    if not isinstance(entry, dict):
-        message = f"{place}: a rule is a table: [[rule]]"
-        raise ValueError(message)  # noqa: TRY004 - as the other errors of a file
+    entry = entry if isinstance(entry, dict) else {}
     if unknown := sorted(set(entry) - {*_KEYS, *keys}):
         message = f"{place}: {unknown[0]!r} is not a key of a rule, which has {', '.join((*_KEYS, *keys))}"
         raise ValueError(message)

@@ -147,10 +147,11 @@ def _check_jobset(pod: _Pod) -> None:
     """
     name, _, domain = pod.hostname.partition(".")
     jobset = domain.partition(".")[0]
-    words = name.removeprefix(f"{jobset}-").split("-") if jobset and name.startswith(f"{jobset}-") else []
-    if len(words) > 2 and words[-1] == str(pod.index) and words[-2].isdecimal() and int(words[-2]):  # noqa: PLR2004
+    words = name.removeprefix(f"{jobset}-").rsplit("-", 2) if jobset and name.startswith(f"{jobset}-") else []
+    number = words[1] if words[2:] == [str(pod.index)] else ""
+    if number.isdecimal() and int(number):
         message = (
-            f"--nnodes: this pod is of Job {words[-2]} of a replicated job of the JobSet {jobset}, and each Job would "
+            f"--nnodes: this pod is of Job {number} of a replicated job of the JobSet {jobset}, and each Job would "
             "train a model of its own: set replicas to 1 and completions to the number of nodes, or give "
             f"--rdzv-id={pod.job_name} for separate jobs"
         )

@@ -195,7 +195,7 @@ def test_a_rule_of_the_user_comes_first(tmp_path: Path) -> None:
         ("# mine\nx = 1", "rules.toml: 'x' is not a key outside of rules; each rule begins with [[rule]]"),
         ('\n[[ "rules" ]]\nmatch = "a"', "rules.toml: 'rules' is not a key outside of rules; each rule begins"),
         ("rule = []\n[a.b]", "rules.toml: 'a' is not a key outside of rules"),
-        ("rule = [1]", "rules.toml, rule 1: a rule is a table"),
+        ("rule = [1]", "rules.toml, rule 1: the rule's help is missing"),
         ("[[rule]]\nmatch = [", "rules.toml: is not TOML"),
         (
             '[[rule]]\nmatch = "a"\nhelp = "b"\n\n[[rule]]\nmatch = "c"\n',
