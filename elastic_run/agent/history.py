@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Command
-    from elastic_run.core.failure.diagnose import Attempt, JobResult, RecorderFinding, Rule
+    from elastic_run.core.failure.job_result import Attempt, JobResult, RecorderFinding, Rule
     from elastic_run.core.failure.root_cause import EqualErrors, OomKills, WorkerEnd
     from elastic_run.core.failure.stacks import Dump, Place
     from elastic_run.core.job.documents import End, NodeEnds
@@ -178,7 +178,7 @@ class History:
 
     def add_verdict(self, end: End) -> None:
         """Take over the job's verdict: the same root cause and attempts on every node."""
-        from elastic_run.core.failure.diagnose import Attempt
+        from elastic_run.core.failure.job_result import Attempt
         from elastic_run.report.failure_documents import decode_root_cause, read_places
 
         self._stuck, self._equal_errors = read_places(end.stuck) if end.stuck else {}, end.equal_errors
@@ -239,7 +239,7 @@ class History:
         self._context.say(lines.awaiting_cause(seconds))
 
     def _remember_attempt(self, root: WorkerEnd) -> None:
-        from elastic_run.core.failure.diagnose import Attempt
+        from elastic_run.core.failure.job_result import Attempt
 
         if (ended := self._round) is not None:
             label = self._context.kept_label()
@@ -249,16 +249,14 @@ class History:
 
     def conclude(self, finish: messages.Finish, agent: machine.Agent) -> JobResult:
         """Return how the job ended, with its causes and what helps."""
-        from elastic_run.core.failure.diagnose import JobResult, explain
-        from elastic_run.report.closing_report import OF_NODE, exit_code
-        from elastic_run.report.failure_rules import built_in_rules
+        from elastic_run.core.failure.job_result import OF_NODE, JobResult, exit_code_of
         from elastic_run.store.worker_store import is_served_by_agent
 
-        context, spec = self._context, self._context.group.spec
+        context, spec, own = self._context, self._context.group.spec, finish.exit_code
         is_store_ours = is_served_by_agent(context.options.agent_config.worker_store, os.environ)
         result = JobResult(
             verdict=finish.verdict,
-            exit_code=exit_code(finish, self.root),
+            exit_code=exit_code_of(finish.verdict, finish.signal, self.root) if own is None else own,
             entrypoint=program_name(spec.entrypoint, spec.args),
             role=spec.role,
             run_id=context.run_id,
@@ -283,7 +281,12 @@ class History:
             is_log_disk_full=self._is_log_disk_full(),
             is_brief=self._is_brief(finish.signal),
         )
-        return result if finish.verdict == "success" else explain(result, built_in_rules())
+        if finish.verdict != "success":
+            from elastic_run.core.failure.diagnose import explain
+            from elastic_run.report.failure_rules import built_in_rules
+
+            explain(result, built_in_rules())
+        return result
 
     def _is_log_disk_full(self) -> bool:
         """Whether the worker that failed first writes into log files itself, under no --tee, and their disk is full."""

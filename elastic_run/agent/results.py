@@ -11,7 +11,7 @@ from enum import Enum
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.failure.diagnose import JobResult
+    from elastic_run.core.failure.job_result import JobResult
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.multiprocessing.errors import ProcessFailure
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run import contract
+from elastic_run.contract import HANG
 from elastic_run.core.failure.diagnose import COLLECTIVE, EARLY_EXIT, NODE_EVENT, OOM_KILL, STUCK
+from elastic_run.core.failure.job_result import OF_NODE
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
 from elastic_run.records import dataclass
 from elastic_run.report.closing_report_sections import (
@@ -46,8 +47,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from elastic_run.core.agent.messages import Finish
-    from elastic_run.core.failure.diagnose import Attempt, Cause, JobResult
+    from elastic_run.core.failure.job_result import Attempt, Cause, JobResult
     from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
     from elastic_run.multiprocessing.output.console import Console
 
@@ -95,22 +95,6 @@ _TITLES = {
 _BOLD = "\x1b[1m"
 _RED = "\x1b[31m"
 _PLAIN = "\x1b[0m"
-
-
-_EXIT_CODES = {name: code for code, name, _ in contract.EXIT_CODES if isinstance(code, int)}
-#: Verdicts on this node, which may come before its first worker.
-OF_NODE = frozenset(("unhealthy", "excluded"))
-
-
-def exit_code(finish: Finish, root: WorkerEnd | None) -> int:
-    """Return the launcher's exit code; see `contract.EXIT_CODES`."""
-    if finish.exit_code is not None:
-        return finish.exit_code
-    if finish.signal is not None:
-        return contract.EXIT_SIGNAL_BASE + finish.signal
-    if finish.verdict == "worker_failed":
-        return contract.EXIT_FAILURE if root is None else root.job_exit_code
-    return _EXIT_CODES[finish.verdict]
 
 
 def print_ending(result: JobResult, console: Console, environ: Mapping[str, str]) -> None:
@@ -258,7 +242,7 @@ def _failure(root: WorkerEnd, room: int, *, label: str, cause: Cause, versions: 
 
 
 def _exception(exception: ExceptionText, room: int) -> list[str]:
-    lines = _paragraph(exception_line(exception), room, _MOST_HANG if exception.type == contract.HANG else 3)
+    lines = _paragraph(exception_line(exception), room, _MOST_HANG if exception.type == HANG else 3)
     # The lines below an uncertain exception may be other output.
     more = [line for line in exception.message.splitlines()[1:] if line.strip() and exception.is_certain]
     more = [line for line in more if not line.startswith(_GENERAL_ADVICE)]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from elastic_run.core.failure.diagnose import Attempt, JobResult
+    from elastic_run.core.failure.job_result import Attempt, JobResult
     from elastic_run.core.job.restart_policy import Failure
 
 VERSION = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from elastic_run.core.failure.diagnose import Rule
+from elastic_run.core.failure.job_result import Rule
 from elastic_run.core.job.restart_policy import RULE_DECISIONS
 from elastic_run.files import read_toml
 

@@ -22,8 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from elastic_run.core.failure.diagnose import RecorderFinding
     from elastic_run.core.failure.hang import Stillness
+    from elastic_run.core.failure.job_result import RecorderFinding
     from elastic_run.core.failure.stacks import Dump, Group
 
 #: Groups that a line names, and calls of each that are shown.

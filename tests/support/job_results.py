@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic_run.core.failure.diagnose import JobResult, explain
+from elastic_run.core.failure.diagnose import explain
+from elastic_run.core.failure.job_result import JobResult
 from elastic_run.core.failure.root_cause import WorkerEnd, find_root_cause
 from elastic_run.core.failure.traceback_text import parse_exception
 from elastic_run.report.failure_rules import built_in_rules

@@ -8,7 +8,8 @@ import pytest
 
 from elastic_run.contract import EXIT_HUNG, HANG
 from elastic_run.core.failure import diagnose as kinds
-from elastic_run.core.failure.diagnose import JobResult, RecorderFinding, Rule, diagnose
+from elastic_run.core.failure.diagnose import diagnose
+from elastic_run.core.failure.job_result import JobResult, RecorderFinding, Rule
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.failure.stacks import STOPPED, Dump, Place, has_not_moved
 from elastic_run.core.job.documents import NodeEnds, StuckRank

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elastic_run.core.failure.diagnose import RecorderFinding
 from elastic_run.core.failure.hang import Stillness
+from elastic_run.core.failure.job_result import RecorderFinding
 from elastic_run.core.failure.stacks import Place
 from elastic_run.records import replace
 from elastic_run.report import stack_lines

@@ -11,8 +11,8 @@ import pytest
 from elastic_run.agent.driver.flight_recorder import FlightRecorder
 from elastic_run.agent.driver.hang_detection import HangDetection
 from elastic_run.core.agent.messages import RoundFailed, WorkersHung
-from elastic_run.core.failure.diagnose import RecorderFinding
 from elastic_run.core.failure.hang import HangWatch, JobStillness, Owner, Stillness
+from elastic_run.core.failure.job_result import RecorderFinding
 from elastic_run.core.failure.stacks import Place
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from elastic_run import contract
 from elastic_run.agent.history import History, _search
 from elastic_run.cluster import limits
-from elastic_run.core.failure.diagnose import Rule
+from elastic_run.core.failure.job_result import Rule
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.documents import End

@@ -10,7 +10,8 @@ import pytest
 
 from elastic_run.cluster.limits import has_first_pids, read_kernel_log
 from elastic_run.core.failure import diagnose as kinds
-from elastic_run.core.failure.diagnose import JobResult, Rule, diagnose, find_line, last_words, may_tell
+from elastic_run.core.failure.diagnose import diagnose, find_line, last_words, may_tell
+from elastic_run.core.failure.job_result import JobResult, Rule
 from elastic_run.core.failure.root_cause import find_root_cause, is_secondary
 from elastic_run.report.closing_report import render
 from elastic_run.report.failure_documents import failure_document

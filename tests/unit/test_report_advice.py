@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.failure.diagnose import JobResult, find_rule
+from elastic_run.core.failure.diagnose import find_rule
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.report.closing_report import render
 from elastic_run.report.failure_rules import built_in_rules, read_rules
@@ -17,6 +17,8 @@ from tests.support.job_results import captured, explained, result, worker_end
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from elastic_run.core.failure.job_result import JobResult
 
 
 def raised(name: str, message: str = "") -> JobResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_run import contract
-from elastic_run.core.failure.diagnose import Attempt, JobResult, RecorderFinding
+from elastic_run.core.failure.job_result import Attempt, JobResult, RecorderFinding
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.report.closing_report import ending_sentence, find_annotation, render
 from elastic_run.report.text import columns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.core.failure.diagnose import Attempt
+from elastic_run.core.failure.job_result import Attempt
 from elastic_run.core.failure.root_cause import BARE_END, OomKills
 from elastic_run.core.job.codec import encode
 from elastic_run.core.job.documents import RoundEnd

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.core.failure.diagnose import Attempt, JobResult, RecorderFinding
+from elastic_run.core.failure.job_result import Attempt, JobResult, RecorderFinding
 from elastic_run.core.failure.root_cause import OomKills
 from elastic_run.report.closing_report import render
 from tests.support.job_results import NOON, captured, result, stopped, worker_end

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.driver.worker_readings import Usage
     from elastic_run.core.agent.messages import Command, Event
-    from elastic_run.core.failure.diagnose import JobResult
     from elastic_run.core.failure.hang import Stillness
+    from elastic_run.core.failure.job_result import JobResult
     from elastic_run.core.failure.root_cause import WorkerEnd
     from elastic_run.core.job.documents import Assignment
     from elastic_run.report.event_log import EventFile

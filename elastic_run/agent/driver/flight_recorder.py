@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Mapping
 
-    from elastic_run.core.failure.diagnose import RecorderFinding
+    from elastic_run.core.failure.job_result import RecorderFinding
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.output.logs import LogsDest
 
@@ -124,7 +124,7 @@ class FlightRecorder:
 
         A rank without a dump says nothing unless this node has all ranks of the job.
         """
-        from elastic_run.core.failure.diagnose import RecorderFinding
+        from elastic_run.core.failure.job_result import RecorderFinding
         from elastic_run.diagnosis.dumps import DumpError, find_dumps
         from elastic_run.diagnosis.trace_analysis import analyse
         from elastic_run.diagnosis.trace_findings import ALONE, NO_DUMP, first_line

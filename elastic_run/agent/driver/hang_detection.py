@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round import Round
     from elastic_run.cluster.devices import GpuUse
     from elastic_run.core.agent.messages import Event
-    from elastic_run.core.failure.diagnose import RecorderFinding
     from elastic_run.core.failure.hang import JobStillness, Look, Stillness
+    from elastic_run.core.failure.job_result import RecorderFinding
     from elastic_run.core.failure.stacks import Dump
     from elastic_run.loop import Timer
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.round_waits import CheckEnd, CheckProcess, HeldRound
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.core.agent.messages import Command, Event
-    from elastic_run.core.failure.diagnose import JobResult
+    from elastic_run.core.failure.job_result import JobResult
     from elastic_run.timer.timer_file import FileTimerRequest
 
 #: Seconds that are long for a reader of the output, or for the loop, and short for a person.

@@ -16,7 +16,7 @@ import elastic_run
 from elastic_run.cli.flags import FLAGS
 from elastic_run.contract import EXIT_CODES
 from elastic_run.core.agent import machine as agent_machine
-from elastic_run.core.failure.diagnose import Attempt, JobResult
+from elastic_run.core.failure.job_result import Attempt, JobResult
 from elastic_run.core.failure.root_cause import WorkerEnd
 from elastic_run.core.failure.traceback_text import parse_exception
 from elastic_run.report.failure_documents import failure_document
