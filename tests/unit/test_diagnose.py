@@ -9,7 +9,7 @@ import pytest
 from elastic_run.contract import EXIT_HUNG, HANG
 from elastic_run.core.failure import diagnose as kinds
 from elastic_run.core.failure.diagnose import diagnose
-from elastic_run.core.failure.job_result import JobResult, RecorderFinding, Rule
+from elastic_run.core.failure.job_result import JobResult, RecorderFinding, Rule, exit_code_of
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
 from elastic_run.core.failure.stacks import STOPPED, Dump, Place, has_not_moved
 from elastic_run.core.job.documents import NodeEnds, StuckRank
@@ -287,3 +287,21 @@ def test_lost_nodes_are_the_cause_of_lost_peers() -> None:
     assert lines[2].startswith("first    rank 0 on")
     assert "lost: h3" not in " ".join(lines[2:])
     assert diagnose(ended(None, "excluded", detail="its GPU"))[0].why == ("its GPU",)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "signal", "root", "code"),
+    [
+        ("success", None, None, 0),
+        ("hung", None, None, EXIT_HUNG),
+        ("worker_failed", 15, worker_end(0, 7), 143),
+        ("worker_failed", None, worker_end(0, 7), 7),
+        ("worker_failed", None, worker_end(0, -9), 137),
+        ("worker_failed", None, None, 1),
+    ],
+)
+def test_the_exit_code_is_that_of_the_signal_of_the_worker_or_of_the_verdict(
+    verdict: str, signal: int | None, root: WorkerEnd | None, code: int
+) -> None:
+    """In this order; 128+n stands for signal n."""
+    assert exit_code_of(verdict, signal, root) == code
