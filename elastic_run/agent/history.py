@@ -61,6 +61,8 @@ class History:
         ends: The ends of the last round's workers; empty if all ended with exit code 0.
         root: The worker of the last round that failed first, on this node.
         versions: Which nodes of the last round have which version of torch; "" where all have the same.
+        blamed: A worker of this round that is the cause, however the stop of the round lets it end.
+        overdue: The stacks of workers of this round that did not stop in time, by global rank.
     """
 
     def __init__(self, context: AgentContext) -> None:
@@ -74,8 +76,8 @@ class History:
         self._rule: tuple[WorkerEnd, Rule | None] | None = None
         self._is_prepared = False
         self.versions = ""
-        self._blamed: WorkerEnd | None = None
-        self._overdue: Mapping[int, Dump] = {}
+        self.blamed: WorkerEnd | None = None
+        self.overdue: Mapping[int, Dump] = {}
         self._before_stop: Mapping[int, Dump] = {}
         self._stuck: Mapping[int, Place] | None = None
         self._equal_errors: EqualErrors | None = None
@@ -99,24 +101,16 @@ class History:
             for name in _NEEDED_AT_THE_END:
                 import_module(name)
 
-    def blame(self, end: WorkerEnd) -> None:
-        """Take a worker of this round for the cause, however the stop of the round lets it end."""
-        self._blamed = end
-
     def keep_before_stop(self, dumps: Mapping[int, Dump]) -> None:
         """Keep the stacks of workers of this round that run on when another one has lost a peer, by global rank."""
         self._before_stop = dumps
-
-    def keep_overdue(self, dumps: Mapping[int, Dump]) -> None:
-        """Keep the stacks of workers of this round that did not stop in time, by global rank."""
-        self._overdue = dumps
 
     def add_round(self, ended: Round, survivors: list[int]) -> Failure | None:
         """Add a round that is over, and return its failure for the restart policy, or None if no worker failed."""
         self._round = ended
         self._survivors = tuple((pid, process_table.wait_channel(pid)) for pid in survivors)
         self.ends = ended.close()
-        blamed, self._blamed = self._blamed, None
+        blamed, self.blamed = self.blamed, None
         if blamed is not None:
             self.ends = (blamed, *(end for end in self.ends if end.rank != blamed.rank))
         self.root = None
@@ -141,7 +135,7 @@ class History:
         """Add to each worker the sender of the signal that ended it, and where it was if it did not stop in time."""
         from elastic_run.report import lines
 
-        dumps, self._overdue = self._overdue, {}
+        dumps, self.overdue = self.overdue, {}
         before, self._before_stop = self._before_stop, {}
         for end in self.ends:
             number = -end.exitcode

@@ -139,12 +139,9 @@ def _load(data: bytes) -> Any:
         return _PrimitivesUnpickler(io.BytesIO(data)).load()
     except DumpError:
         raise
-    except (EOFError, pickle.UnpicklingError) as error:
-        message = "it is cut short or damaged"
-        raise DumpError(message) from error
     except Exception as error:
         # A damaged pickle raises whatever the operation raises that the damage has made of another.
-        message = f"it is damaged ({type(error).__name__})"
+        message = f"it is cut short or damaged ({type(error).__name__})"
         raise DumpError(message) from error
 
 

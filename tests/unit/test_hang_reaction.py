@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.core.agent.messages import Event
-    from elastic_run.core.failure.root_cause import WorkerEnd
 
 _LOADS = Stillness(Place("load_batch", "/code/data.py", 41), waits=False, same=63.0, idle=63.0)
 _HANG = JobStillness(63.0, 60.0, {0: _LOADS}, {0: Owner("gpu7", 4711, 0)})
@@ -39,7 +38,6 @@ class _Job:
     def __init__(self, explain: Callable[..., RecorderFinding | None], *, action: str = "restart") -> None:
         self.lines: list[str] = []
         self.events: list[Event] = []
-        self.ends: list[WorkerEnd] = []
         self.is_running = True
         self.calls: queue.Queue[Callable[[], None]] = queue.Queue()
         context = SimpleNamespace(
@@ -50,9 +48,7 @@ class _Job:
             is_running=lambda _: self.is_running,
             feed=self.events.append,
         )
-        parts = SimpleNamespace(
-            history=SimpleNamespace(blame=self.ends.append), events=SimpleNamespace(hang_found=lambda *_: None)
-        )
+        parts = SimpleNamespace(history=SimpleNamespace(), events=SimpleNamespace(hang_found=lambda *_: None))
         self._detection: Any = SimpleNamespace(
             _parts=parts,
             _context=context,

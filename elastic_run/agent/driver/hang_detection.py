@@ -312,7 +312,7 @@ class HangDetection:
             if action == "fail":
                 event = messages.RoundFailed(current.number, verdict="hung", detail="--hang-action=fail ends the job")
             detail = stack_lines.hang_detail(found.ranks, ended, finding)
-            self._parts.history.blame(self._make_end(rank, found.owners[rank], detail))
+            self._parts.history.blamed = self._make_end(rank, found.owners[rank], detail)
             self._context.feed(event)
 
     def _make_end(self, rank: int, owner: hang.Owner, detail: str) -> WorkerEnd:

@@ -326,7 +326,7 @@ class RoundDriver:
             from elastic_run.report.stack_lines import overdue
 
             if dumps:
-                self._parts.history.keep_overdue(dumps)
+                self._parts.history.overdue = dumps
                 self._context.say(overdue(dumps, current.write_stacks(dumps)))
 
         if can_ask_for_stacks():
