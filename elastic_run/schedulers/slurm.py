@@ -151,37 +151,6 @@ def is_started_by_slurm(environ: Mapping[str, str]) -> bool:
     return environ.get("SLURM_TASK_PID") in {str(os.getpid()), str(os.getppid())}
 
 
-# --- outside of a step -----------------------------------------------------------------------------------------------
-
-
-def count_idle_nodes(environ: Mapping[str, str], hostname: str) -> int:
-    """Return how many nodes of this batch script's job a launcher on this node alone leaves idle; else 0."""
-    try:
-        nodes = environ.get("SLURM_JOB_NUM_NODES", "")
-        has_step = _has_step(environ) and _is_in_step(environ)
-        if has_step or not (environ.get("SLURM_JOB_NODELIST") and nodes.isdecimal() and int(nodes) > 1):
-            return 0
-        names = [_short(node) for node in parse_nodelist(environ["SLURM_JOB_NODELIST"])]
-    except ValueError:
-        return 0
-    return int(nodes) - 1 if _short(hostname) in names else 0
-
-
-def find_nodes_elsewhere(environ: Mapping[str, str], hostname: str) -> str:
-    """Return the list of this job's nodes where this is a shell of salloc on another host, such as a login node.
-
-    Such a shell has variables of the job, and none of a task; a batch script has SLURM_PROCID too.
-    """
-    nodes = environ.get("SLURM_JOB_NODELIST", "")
-    if not nodes or environ.get("SLURM_PROCID") or environ.get("SLURM_STEP_ID"):
-        return ""
-    try:
-        names = [_short(node) for node in parse_nodelist(nodes)]
-    except ValueError:
-        return ""
-    return "" if _short(hostname) in names else nodes
-
-
 def is_left_over(environ: Mapping[str, str]) -> bool:
     """Whether the variables are of a step in which this process is seen not to run, as in a shell that outlived it."""
     running = read_running_step()
@@ -324,13 +293,22 @@ def _describe_lone_task(error: Exception, environ: Mapping[str, str]) -> str:
 
 def _describe_nodes(environ: Mapping[str, str], hostname: str) -> list[str]:
     """Say which nodes of the job a launcher outside of a step does not use."""
-    if nodes := find_nodes_elsewhere(environ, hostname):
-        notice = (
-            f"this host, {hostname}, is none of this Slurm job's nodes, {nodes}, and the training runs here; one job "
-            "on the nodes: srun --ntasks-per-node=1 elastic-run …"
-        )
-        return [notice]
-    return _describe_idle(count_idle_nodes(environ, hostname))
+    nodes, number = environ.get("SLURM_JOB_NODELIST", ""), environ.get("SLURM_JOB_NUM_NODES", "")
+    try:
+        is_one_of_them = _short(hostname) in map(_short, parse_nodelist(nodes))
+    except ValueError:
+        return []
+    if is_one_of_them:
+        has_step = _has_step(environ) and _is_in_step(environ)
+        return _describe_idle(int(number) - 1 if number.isdecimal() and not has_step else 0)
+    # A shell of salloc on another host, such as a login node, has no variable of a task; a batch script has one.
+    if environ.get("SLURM_PROCID") or environ.get("SLURM_STEP_ID"):
+        return []
+    notice = (
+        f"this host, {hostname}, is none of this Slurm job's nodes, {nodes}, and the training runs here; one job "
+        "on the nodes: srun --ntasks-per-node=1 elastic-run …"
+    )
+    return [notice]
 
 
 def _describe_idle(idle: int, options: str = "") -> list[str]:
