@@ -31,8 +31,6 @@ WAITING = "waiting"
 STARTING = "starting"
 RUNNING = "running"
 STOPPING = "stopping"
-#: After the last line of a killed launcher: its workers may have run as long as the round.
-UNSEEN = "unseen"
 PHASES = (RUNNING, STARTING, WAITING, STOPPING)
 
 
@@ -97,19 +95,12 @@ def draw_rows(job: Job, span: Span) -> list[Row]:
         row = _find_row(rows.setdefault(agent.node, []), agent)
         row.until = agent.last_at
         of_agent[agent.name] = row
-    unseen: dict[str, float] = {}
     for each in job.rounds:
         title = f"round {each.number}, restart {each.formed['restart']}"
-        last = max(moment(member, "workers_stopping", member.last_at) for member in each.members.values())
         for member in each.members.values():
-            name = member.formed["agent"]
-            _draw_member(of_agent[name], member, span, title)
-            if "workers_started" in member.events and "workers_stopping" not in member.events:
-                left, right = span.place(member.last_at), span.place(last)
-                unseen[name] = (left + right) / 2
-                of_agent[name].phases.append(Phase(UNSEEN, round(left, 2), round(right - left, 2), f"{title}: unknown"))
+            _draw_member(of_agent[member.formed["agent"]], member, span, title)
     for agent in (agent for agent in job.agents if agent.ended is None):
-        of_agent[agent.name].ends.append(round(unseen.get(agent.name, span.place(agent.last_at)), 1))
+        of_agent[agent.name].ends.append(round(span.place(agent.last_at), 1))
     drawn = sorted((row for of_host in rows.values() for row in of_host), key=lambda row: _natural(row.label))
     return sorted(drawn, key=lambda row: not row.failures) if len(drawn) > ROWS else drawn
 

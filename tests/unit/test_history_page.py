@@ -12,7 +12,6 @@ from elastic_run.report.history_charts import (
     RUNNING,
     STARTING,
     STOPPING,
-    UNSEEN,
     WAITING,
     Span,
     draw_resources,
@@ -59,8 +58,8 @@ def make_round(*members: Member, number: int = 1, restart: int = 0) -> Round:
     return Round(formed, dict(enumerate(members)))
 
 
-def test_a_killed_launcher_ends_between_its_last_line_and_the_others_stop() -> None:
-    """The end of a killed launcher is drawn in the middle of the time of which nothing is known."""
+def test_a_killed_launcher_ends_at_its_last_line() -> None:
+    """A mark says that its end is not in the logs."""
     members = make_member("a", stopping_at=60.0, last_at=100.0), make_member("b", last_at=20.0)
     agents = [Agent("a", "a", "job", 0.0, 100.0, ended={"verdict": "success"}), Agent("b", "b", "job", 0.0, 20.0)]
     job = Job("job", agents, [make_round(*members)])
@@ -68,10 +67,8 @@ def test_a_killed_launcher_ends_between_its_last_line_and_the_others_stop() -> N
     assert there.ends == []
     drawn = [(phase.kind, phase.left, phase.width) for phase in there.phases]
     assert drawn == [(STARTING, 0.0, 100.0), (RUNNING, 100.0, 500.0), (STOPPING, 600.0, 400.0)]
-    assert UNSEEN not in [phase.kind for phase in there.phases]
-    assert killed.ends == [400.0]
-    unseen = killed.phases[-1]
-    assert (unseen.kind, unseen.left, unseen.width) == (UNSEEN, 200.0, 400.0)
+    assert killed.ends == [200.0]
+    assert (killed.phases[-1].left, killed.phases[-1].width) == (100.0, 100.0)
 
 
 def test_the_shares_of_the_phases_are_those_of_all_time() -> None:
