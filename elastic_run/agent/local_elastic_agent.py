@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
+    from elastic_run.agent.driver.timers import TimerServer
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.core.failure.job_result import JobResult
     from elastic_run.multiprocessing.functions.contexts import PContext
     from elastic_run.multiprocessing.output.logs import LogsSpecs
-    from elastic_run.timer import FileTimerServer
-    from elastic_run.timer.timer_file import FileTimerRequest
+    from elastic_run.timer.timer_file import ScopeTimer
 
 
 TORCHELASTIC_ENABLE_FILE_TIMER = contract.ENV_ENABLE_FILE_TIMER
@@ -139,7 +139,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             context = AgentContext(self._worker_group, logs_specs, options)
         self._worker_group = context.group
         self._context = context
-        self._worker_watchdog: FileTimerServer | None = None
+        self._worker_watchdog: TimerServer | None = None
         self._supervisor: Supervisor | None = None
         self.connect_stop: Callable[[Callable[[int], None]], None] = lambda _: None
         self.job_result: JobResult | None = None
@@ -292,14 +292,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._record_worker_events(result)
         self._publish_run(is_success=True)
 
-    def _log_watchdog_event(self, name: str, request: FileTimerRequest | None) -> None:
+    def _log_watchdog_event(self, name: str, timer: ScopeTimer | None) -> None:
         """Emit torch's event of the workers' timers."""
         if self._worker_group.spec.event_log_handler == "null":
             return
         from elastic_run.agent.driver.timers import watchdog_event
         from elastic_run.events import EventSource
 
-        self.record_event(lambda: watchdog_event(self._construct_event("RUNNING", EventSource.AGENT), name, request))
+        self.record_event(lambda: watchdog_event(self._construct_event("RUNNING", EventSource.AGENT), name, timer))
 
     # --- torch's hooks, as a subclass that replaces some of them needs the others -------------------------------------
     @measured
@@ -349,12 +349,16 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Serve the timers of workers that these hooks start, where TORCHELASTIC_ENABLE_FILE_TIMER=1 asks for it."""
         if os.environ.get(contract.ENV_ENABLE_FILE_TIMER) != "1":
             return
-        from elastic_run.agent.driver.timers import start_timer_server
+        from elastic_run.agent.driver.timers import TimerServer
 
-        run_id = self._worker_group.spec.rdzv_handler.get_run_id()
-        self._worker_watchdog, path = start_timer_server(run_id, self._log_watchdog_event)
+        self._worker_watchdog = TimerServer(self._list_worker_ranks, self._log_watchdog_event)
         for env in envs.values():
-            env[contract.ENV_TIMER_FILE] = path
+            env[contract.ENV_TIMER_FILE] = self._worker_watchdog.path
+
+    def _list_worker_ranks(self) -> dict[int, int]:
+        ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+        pids = {} if self._pcontext is None else self._pcontext.pids()
+        return {pid: ranks[rank] for rank, pid in pids.items()}
 
     def _setup_healthcheck(self) -> None:
         """Start the site's `health_check_server` if TORCHELASTIC_HEALTH_CHECK_PORT is set."""
@@ -363,13 +367,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             return
         from elastic_run.agent import health_check_server
 
-        self._health_check_server = health_check_server.start(port, self._get_alive_time)
-
-    def _get_alive_time(self) -> int:
-        """Return when the agent last made progress, in seconds since the epoch: now, unless its timers hang."""
-        if self._worker_watchdog is None or self._in_exit_barrier:
-            return int(time.time())
-        return self._worker_watchdog.get_last_progress_time()
+        self._health_check_server = health_check_server.start(port, lambda: int(time.time()))
 
     @measured
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's signature

@@ -83,8 +83,8 @@ def describe_failure(end: WorkerEnd) -> ProcessFailure:
 
 def add_timer(failure: ProcessFailure) -> ProcessFailure:
     """Name the timer that ended the worker in the failure's message. A second call finds none."""
-    if "elastic_run.timer.countdowns" in sys.modules:
-        from elastic_run.timer.countdowns import pop_expiry
+    if "elastic_run.timer.timer_file" in sys.modules:
+        from elastic_run.timer.timer_file import pop_expiry
 
         if text := pop_expiry(failure.pid):
             failure.message = f"timer {text}; {failure.message}"

@@ -82,7 +82,6 @@ class SimpleElasticAgent(ElasticAgent):
         self._exit_barrier_timeout = exit_barrier_timeout
         self._shutdown_timeout = shutdown_timeout
         self._total_execution_time = 0
-        self._in_exit_barrier = False
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:  # noqa: ARG002 - torch's signature
         """Return the group; there is one, whatever the role."""
@@ -219,7 +218,6 @@ class SimpleElasticAgent(ElasticAgent):
         size = self._worker_group.group_world_size or 1
         if size == 1 or self._store is None:
             return
-        self._in_exit_barrier = True
         try:
             if self._store.add(_BARRIER_KEY.format("count"), 1) == size:
                 self._store.set(_BARRIER_KEY.format("all"), "1")
@@ -228,8 +226,6 @@ class SimpleElasticAgent(ElasticAgent):
             raise
         except Exception as error:  # noqa: BLE001 - a foreign store's; our own workers have succeeded
             _log().warning("elastic-run: not all nodes reached the end of the job: %s", error)
-        finally:
-            self._in_exit_barrier = False
 
     def record_duration(self, state: str) -> _Duration:
         """Return a context manager around a step, which emits an event of this state with its duration."""

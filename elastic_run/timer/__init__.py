@@ -8,8 +8,8 @@ In the worker::
         train_step()
 
 With TORCHELASTIC_ENABLE_FILE_TIMER=1 elastic-run serves the workers' timers itself (`agent.driver.timers`), and its
-report names the scope that expired. A program that starts workers by itself serves them with a `FileTimerServer` or a
-`LocalTimerServer`, which is torch's, as are the clients and what programs derive servers of their own from.
+report names the scope that expired. All other names are torch's own: the clients, and the servers for programs that
+start workers by themselves.
 """
 
 from __future__ import annotations
@@ -24,32 +24,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
 
+    from torch.distributed.elastic.timer import FileTimerClient as FileTimerClient
+    from torch.distributed.elastic.timer import FileTimerRequest as FileTimerRequest
+    from torch.distributed.elastic.timer import FileTimerServer as FileTimerServer
+    from torch.distributed.elastic.timer import LocalTimerClient as LocalTimerClient
+    from torch.distributed.elastic.timer import LocalTimerServer as LocalTimerServer
+    from torch.distributed.elastic.timer import TimerClient as TimerClient
+    from torch.distributed.elastic.timer import TimerRequest as TimerRequest
+    from torch.distributed.elastic.timer import TimerServer as TimerServer
+    from torch.distributed.elastic.timer import configure as configure
     from torch.distributed.elastic.timer.api import RequestQueue as RequestQueue
-    from torch.distributed.elastic.timer.api import TimerClient as TimerClient
-    from torch.distributed.elastic.timer.api import TimerRequest as TimerRequest
-    from torch.distributed.elastic.timer.api import TimerServer as TimerServer
-    from torch.distributed.elastic.timer.api import configure as configure
-    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerClient as FileTimerClient
-    from torch.distributed.elastic.timer.local_timer import LocalTimerClient as LocalTimerClient
-    from torch.distributed.elastic.timer.local_timer import LocalTimerServer as LocalTimerServer
 
-    from elastic_run.timer.file_timer_server import FileTimerServer as FileTimerServer
-    from elastic_run.timer.timer_file import FileTimerRequest as FileTimerRequest
-
-_HOMES = {
-    "FileTimerClient": "torch.distributed.elastic.timer.file_based_local_timer",
-    "FileTimerRequest": "timer_file",
-    "FileTimerServer": "file_timer_server",
-    "LocalTimerClient": "torch.distributed.elastic.timer.local_timer",
-    "LocalTimerServer": "torch.distributed.elastic.timer.local_timer",
-    "RequestQueue": "torch.distributed.elastic.timer.api",
-    "TimerClient": "torch.distributed.elastic.timer.api",
-    "TimerRequest": "torch.distributed.elastic.timer.api",
-    "TimerServer": "torch.distributed.elastic.timer.api",
-    "configure": "torch.distributed.elastic.timer.api",
+_NAMES = (
+    *("FileTimerClient", "FileTimerRequest", "FileTimerServer", "LocalTimerClient", "LocalTimerServer"),
+    *("RequestQueue", "TimerClient", "TimerRequest", "TimerServer", "configure"),
+)
+_HOMES = dict.fromkeys(_NAMES, "torch.distributed.elastic.timer") | {
+    "RequestQueue": "torch.distributed.elastic.timer.api"
 }
 
-__all__ = ["expires", *_HOMES]  # noqa: PLE0604 - the keys are the names
+__all__ = ["expires", *_NAMES]  # noqa: PLE0604 - they are texts
 
 __getattr__ = lazy_names(__name__, _HOMES)
 alias_modules(

@@ -1,14 +1,14 @@
-"""The named pipe through which workers tell a server of their timers: the requests, and the server's end.
+"""The agent's side of the workers' timers: the pipe of their requests, and the timers that count down.
 
-Rules
 - The pipe is opened for reading and writing: so it never comes to an end when the last client closes it, and to wait
-  for a request is to wait for the descriptor.
-- Clients write one line of JSON at a time, shorter than PIPE_BUF: whole lines arrive. What else arrives is counted,
-  told once, and dropped.
-- A pipe that another server reads is not taken from it, unless both begin at the same moment.
+  for a request is to wait for the descriptor. A pipe that another server reads is not taken from it, unless both begin
+  at the same moment.
+- Clients are torch's. They write one line of JSON at a time, shorter than PIPE_BUF: whole lines arrive. Any other line
+  is dropped, and the first one is reported.
+- A request says when it expires on the wall clock, which may be set while the timer runs. So the time that is left is
+  taken when the request comes, and the monotonic clock decides from then on.
 
-Source of `FileTimerRequest` and of the JSON: torch 2.13, torch.distributed.elastic.timer.file_based_local_timer. The
-clients are torch's.
+Source of the JSON: torch 2.13, torch.distributed.elastic.timer.file_based_local_timer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ import json
 import math
 import os
 import stat
+import time
+
+from elastic_run.multiprocessing.process import process_table
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,105 +36,99 @@ _MOST_CHUNKS = 16
 #: Bytes without an end of line that are kept; no request is as long.
 _MOST = 1 << 16
 _SHOWN = 80
+#: Seconds: two clocks are read one after the other, and a timer that expires at this very moment has expired.
+_TOLERANCE = 0.001
+#: Seconds from which on a span is told in whole seconds, and in tenths.
+_LONG = 10.0
+_SHORT = 0.1
+
+#: Why timers have ended processes, by pid. A server and the agent that watches the same workers know nothing of each
+#: other, so what they share is kept here, for the process.
+_ended: dict[int, str] = {}
 
 
-class FileTimerRequest:
-    """A request that goes through a named pipe: to count down to a moment for a scope of code, or to stop counting.
+def record_expiry(pid: int, text: str) -> None:
+    """Record why a process is about to be ended: `scope 'train_step' expired after 60 s`."""
+    _ended[pid] = text
 
-    Args:
-        worker_pid: The process that asks.
-        scope_id: Name of the scope.
-        expiration_time: When it expires, seconds since the epoch; negative to stop counting.
-        signal: What the process gets when it expires; nothing if that isn't above 0.
-    """
 
-    __slots__ = ("expiration_time", "scope_id", "signal", "version", "worker_id")
+def pop_expiry(pid: int) -> str:
+    """Return why a process that has ended was ended, once; "" if no timer did it."""
+    return _ended.pop(pid, "")
 
-    def __init__(self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0) -> None:
-        self.worker_id = worker_pid
-        self.scope_id = scope_id
-        self.expiration_time = expiration_time
-        self.version = _VERSION
-        self.signal = signal
+
+@dataclass(slots=True)
+class ScopeTimer:
+    """A worker's timer for a scope of code."""
+
+    worker_pid: int
+    scope_id: str
+    #: Seconds since the epoch; negative to stop counting.
+    expiration_time: float
+    #: What the process gets when it expires; nothing if that isn't above 0.
+    signal: int = 0
+    #: Monotonic seconds at which it expires, and the seconds that it was to run when the request came.
+    deadline: float = 0.0
+    span: float = 0.0
+    #: Start time of the process that asked, in clock ticks: a process that was given its pid later has another one.
+    born: int = 0
+
+    def __str__(self) -> str:
+        # The request takes a moment to come, so there is no more to say than this.
+        digits = 0 if self.span >= _LONG else 1 if self.span >= _SHORT else 2
+        return f"scope {self.scope_id!r} expired after {round(max(0.0, self.span), digits):g} s"
 
     @property
-    def worker_pid(self) -> int:
-        """The process that asks."""
-        return self.worker_id
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FileTimerRequest) and self.to_json() == other.to_json()
-
-    __hash__ = None  # type: ignore[assignment] # as torch's: its fields may be changed
-
-    def to_json(self) -> str:
-        """Return the request as one line of JSON, without the end of the line."""
-        return json.dumps(
-            {
-                "version": self.version,
-                "pid": self.worker_pid,
-                "scope_id": self.scope_id,
-                "expiration_time": self.expiration_time,
-                "signal": self.signal,
-            }
-        )
+    def is_orphan(self) -> bool:
+        """Whether the process that asked has ended, and another one may have its pid."""
+        now = process_table.read_stat(self.worker_pid)
+        return now is None or now.state in process_table.GONE_STATES or now.started_at != self.born
 
 
-def read_request(line: bytes) -> FileTimerRequest:
-    """Read a request from the pipe; ValueError says why it is none.
+def read_request(line: bytes) -> ScopeTimer | None:
+    """Read a request from the pipe; None for any other line.
 
     A beginning that is no JSON, such as half a line of another writer, is passed over.
     """
     # A quote inside a JSON text has a backslash before it, so this can only be where the request begins.
-    start = line.rfind(b'{"')
+    start = max(0, line.rfind(b'{"'))
     try:
-        fields = json.loads(line[max(0, start) :])
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        message = "not JSON"
-        raise ValueError(message)  # noqa: TRY004 - all that is wrong with a line is one kind of error
-    if fields.get("version", _VERSION) != _VERSION:
-        message = f"of version {fields['version']!r}, and only {_VERSION} is known"
-        raise ValueError(message)
-    for name, is_good in _CHECKS.items():
-        if not is_good(fields.get(name)):
-            message = f"its {name} is {fields.get(name, 'missing')!r}"
-            raise ValueError(message)
-    return FileTimerRequest(fields["pid"], fields["scope_id"], fields["expiration_time"], fields["signal"])
-
-
-def _is_integer(value: object, least: float, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _is_moment(value: object) -> bool:
-    """Whether a value is a time that can be compared with others."""
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(float(value))
-    except OverflowError:
-        return False
-
-
-_CHECKS: dict[str, Callable[[object], bool]] = {
-    "pid": lambda value: _is_integer(value, 1, _MOST_PID - 1),
-    "scope_id": lambda value: isinstance(value, str),
-    "expiration_time": _is_moment,
-    "signal": lambda value: _is_integer(value, -math.inf, _MOST_SIGNAL),
-}
+        match json.loads(line[start:]):
+            case {
+                "pid": int(pid),
+                "scope_id": str(scope),
+                "expiration_time": int() | float() as end,
+                "signal": int(number),
+            } as fields:
+                is_sound = 0 < pid < _MOST_PID and number <= _MOST_SIGNAL and not math.isnan(float(end))
+                if is_sound and fields.get("version", _VERSION) == _VERSION:
+                    return ScopeTimer(pid, scope, float(end), number)
+    except (ValueError, OverflowError, RecursionError):
+        pass
+    return None
 
 
 class TimerFile:
-    """A named pipe that this process reads; an empty file or a pipe that nobody reads is replaced.
+    """A named pipe that this process reads, and the timers that run, one for each worker and scope.
 
-    `say` is told, once, what is wrong with a line that is no request.
+    An empty file or a pipe that nobody reads is replaced. `say` gets the line about the first line that is no request.
     """
 
-    def __init__(self, path: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: str,
+        say: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         self.path = path
         self.say = say
+        self._clock = clock
+        self._wall_clock = wall_clock
         self._has_said = False
         self._rest = b""
+        self._running: dict[tuple[int, str], ScopeTimer] = {}
         try:
             self.fd = _make_pipe(self.path)
         except OSError as error:
@@ -139,8 +137,8 @@ class TimerFile:
         status = os.fstat(self.fd)
         self._identity = (status.st_dev, status.st_ino)
 
-    def read(self) -> list[FileTimerRequest]:
-        """Return the requests that are there, of very many a part; never waits."""
+    def read(self) -> None:
+        """Start, renew or end timers by the requests that are there, of very many a part; never waits."""
         chunks = [self._rest]
         # No more than the pipe can hold at a time: a client that never stops to write must not keep us here.
         for _ in range(_MOST_CHUNKS):
@@ -150,21 +148,47 @@ class TimerFile:
                 break
         *lines, self._rest = b"".join(chunks).split(b"\n")
         if len(self._rest) > _MOST:
-            self._refuse(self._rest, "too long")
+            lines.append(self._rest)
             self._rest = b""
-        requests = []
         for line in filter(bytes.strip, lines):
-            try:
-                requests.append(read_request(line))
-            except ValueError as error:
-                self._refuse(line, str(error))
-        return requests
+            request = read_request(line)
+            if request is not None:
+                self.register(request)
+            elif not self._has_said:
+                self._has_said = True
+                shown = ascii(line[:_SHOWN].decode(errors="replace"))
+                self.say(f"{self.path}: a line there is not a timer request, and is ignored: {shown}")
 
-    def _refuse(self, line: bytes, reason: str) -> None:
-        if not self._has_said:
-            self._has_said = True
-            shown = ascii(line[:_SHOWN].decode(errors="replace"))
-            self.say(f"{self.path}: a line there is not a timer request, and is ignored ({reason}): {shown}")
+    def register(self, timer: ScopeTimer) -> None:
+        """Start or renew a timer, or end it if its expiration time is negative."""
+        key = (timer.worker_pid, timer.scope_id)
+        if timer.expiration_time < 0:
+            self._running.pop(key, None)
+            return
+        timer.span = timer.expiration_time - self._wall_clock()
+        timer.deadline = self._clock() + timer.span
+        timer.born = process_table.start_time(timer.worker_pid)
+        self._running[key] = timer
+
+    def clear(self) -> None:
+        """Forget all timers."""
+        self._running.clear()
+
+    def pop_expired(self) -> dict[int, list[ScopeTimer]]:
+        """Return the timers that have expired by now by pid, the earliest first, and forget them."""
+        moment = self._clock() + _TOLERANCE
+        found: dict[int, list[ScopeTimer]] = {}
+        for timer in sorted(self._running.values(), key=lambda timer: timer.deadline):
+            if timer.deadline <= moment:
+                found.setdefault(timer.worker_pid, []).append(timer)
+                del self._running[timer.worker_pid, timer.scope_id]
+        return found
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the next timer expires; None if none runs."""
+        deadline = min((timer.deadline for timer in self._running.values()), default=None)
+        return None if deadline is None else max(0.0, deadline - self._clock())
 
     def close(self) -> None:
         """Close and remove the pipe; harmless when that was done."""

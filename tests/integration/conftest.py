@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.output import Jobs
-from tests.support.programs import host, module_writer, no_timer_client, program, sleeper
+from tests.support.programs import host, module_writer, program, sleeper
 from tests.support.store import bench, small
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.support.launch import Worker
     from tests.support.programs import Module
 
-__all__ = ["bench", "host", "module", "no_timer_client", "program", "sleeper", "small", "worker"]
+__all__ = ["bench", "host", "module", "program", "sleeper", "small", "worker"]
 
 #: What every worker of these tests begins with. `say` is one write, so lines of several workers don't mix.
 _HEAD = """

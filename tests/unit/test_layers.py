@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "utils": {"contract"},
     "metrics": {"contract", "utils"},
     "events": {"contract", "utils"},
-    "timer": {"contract"},
+    "timer": {"contract", "multiprocessing.process"},
     "compat": {"contract"},
     "records": set(),
     "signals": set(),

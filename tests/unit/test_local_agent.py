@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,20 +48,6 @@ def test_a_shutdown_ends_each_part_once() -> None:
 def test_an_agent_that_has_started_nothing_shuts_down() -> None:
     """An error before the first round calls it, too."""
     make_agent()._shutdown()
-
-
-def test_an_agent_in_the_exit_barrier_is_alive() -> None:
-    """Its timers stand still there, because its workers have ended; that is no hang."""
-    agent: Any = make_agent()
-    agent._worker_watchdog = SimpleNamespace(get_last_progress_time=lambda: 1)
-    seen: list[int] = []
-    wait = lambda *_: seen.append(agent._get_alive_time())  # noqa: E731 - the store's own method
-    agent._store = SimpleNamespace(add=lambda *_: 1, wait=wait)
-    agent._worker_group.group_world_size = 2
-    began = int(time.time())
-    agent._exit_barrier()
-    assert seen[0] >= began
-    assert agent._get_alive_time() == 1
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,6 @@ from elastic_run.multiprocessing.functions.launch import Functions
 from elastic_run.multiprocessing.process.fork_exec import open_unnamed, start_process
 from elastic_run.multiprocessing.process.process_table import _with_descendants, read_stat
 from elastic_run.store.worker_store import PortTakenError, find_port_owner
-from elastic_run.timer.countdowns import Countdowns
-from elastic_run.timer.timer_file import FileTimerRequest
 
 if TYPE_CHECKING:
     import signal
@@ -166,8 +164,6 @@ def test_a_process_that_ends_while_it_is_read_is_no_error(
     error: Exception, monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes], port: int
 ) -> None:
     """Each reader of a process answers that nothing is known of it."""
-    countdowns = Countdowns()
-    countdowns.register([FileTimerRequest(sleeper.pid, "x", 1)])
     for name in _METHODS:
         monkeypatch.setattr(psutil.Process, name, _raise(error))
     assert read_usage(_round_of(sleeper.pid)) == {}
@@ -179,7 +175,6 @@ def test_a_process_that_ends_while_it_is_read_is_no_error(
         "GPU-a": [f"process {sleeper.pid} (x, 3 MiB)"]
     }
     assert doctor_host._count_running() == 0
-    assert countdowns.expired()[sleeper.pid][0].is_orphan
 
 
 def test_a_taken_port_is_told_also_if_the_kernel_writes_what_psutil_does_not_know(
@@ -197,9 +192,6 @@ def test_a_pid_that_no_process_has_is_no_error() -> None:
     assert not _is_uninterruptible(missing)
     assert _read_command(missing) == ""
     assert _find_child(missing) is None
-    countdowns = Countdowns()
-    countdowns.register([FileTimerRequest(pid, "x", 1) for pid in (missing, -1, 2**70)])
-    assert [found.is_orphan for (found,) in countdowns.expired().values()] == [True] * 3
 
 
 def test_the_command_line_of_a_process_in_the_kernel_is_not_read(monkeypatch: pytest.MonkeyPatch, port: int) -> None:

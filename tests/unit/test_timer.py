@@ -1,4 +1,4 @@
-"""Countdown timers: scopes, requests and clocks."""
+"""Countdown timers: scopes, the pipe, requests and clocks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run import timer
-from elastic_run.timer.countdowns import Countdowns, pop_expiry, record_expiry
-from elastic_run.timer.timer_file import FileTimerRequest, TimerFile, read_request
+from elastic_run.timer.timer_file import ScopeTimer, TimerFile, read_request
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Iterator
     from pathlib import Path
-
-    Event = tuple[str, FileTimerRequest | None]
 
 
 class _Recorded(timer.TimerClient):
@@ -41,9 +39,6 @@ class _Clocks:
 
     def __init__(self) -> None:
         self.now, self.wall = 100.0, 1_000_000.0
-
-    def countdowns(self) -> Countdowns:
-        return Countdowns(lambda: self.now, lambda: self.wall)
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -97,93 +92,144 @@ def test_under_elastic_run_nothing_has_to_be_configured(tmp_path: Path, monkeypa
     """The launcher's file is used where it is named in the environment."""
     pipe = TimerFile(str(tmp_path / "pipe"), pytest.fail)
     monkeypatch.setenv("TORCHELASTIC_TIMER_FILE", pipe.path)
+    registered: list[tuple[int, str, int, bool]] = []
+    monkeypatch.setattr(
+        pipe,
+        "register",
+        lambda each: registered.append((each.worker_pid, each.scope_id, each.signal, each.expiration_time < 0)),
+    )
     with timer.expires(after=5, scope="step"):
-        acquired = pipe.read()
-    (released,) = pipe.read()
+        pass
+    pipe.read()
     pipe.close()
-    assert [(request.worker_pid, request.scope_id, request.signal) for request in acquired] == [
-        (os.getpid(), "step", signal.SIGKILL)
-    ]
-    assert (released.scope_id, released.expiration_time) == ("step", -1)
+    assert registered == [(os.getpid(), "step", signal.SIGKILL, False), (os.getpid(), "step", 0, True)]
+
+
+# --- the pipe --------------------------------------------------------------------------------------------------------
+def test_the_pipe_takes_the_place_of_nothing_that_matters(tmp_path: Path) -> None:
+    """A stale pipe and an empty file are replaced; a file, a directory and a pipe with a reader are not."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    pipe = TimerFile(str(path), pytest.fail)
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError, match="another timer server reads there"):
+        TimerFile(str(path), pytest.fail)
+    pipe.close()
+    pipe.close()
+    path.touch()
+    TimerFile(str(path), pytest.fail).close()
+    path.write_text("a user's work", encoding="utf-8")
+    with pytest.raises(FileExistsError, match="something else stands there"):
+        TimerFile(str(path), pytest.fail)
+    with pytest.raises(FileExistsError, match="something else stands there"):
+        TimerFile(str(tmp_path), pytest.fail)
+    with pytest.raises(FileNotFoundError, match="the timers' pipe can't be made: No such file"):
+        TimerFile(str(tmp_path / "no" / "pipe"), pytest.fail)
+
+
+def test_a_pipe_that_somebody_replaced_is_left_alone(tmp_path: Path) -> None:
+    """Only what this server made is removed at its end."""
+    path = tmp_path / "pipe"
+    pipe = TimerFile(str(path), pytest.fail)
+    path.unlink()
+    path.touch()
+    pipe.close()
+    assert path.exists()
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    "change",
     [
-        ({"pid": "7"}, "its pid is '7'"),
-        ({"pid": True}, "its pid is True"),
-        ({"pid": 0}, "its pid is 0"),
-        ({"pid": 1 << 40}, "its pid is"),
-        ({"scope_id": None}, "its scope_id is None"),
-        ({"expiration_time": math.nan}, "its expiration_time is nan"),
-        ({"expiration_time": 10**400}, "its expiration_time is 1000"),
-        ({"expiration_time": "soon"}, "its expiration_time is 'soon'"),
-        ({"signal": 65}, "its signal is 65"),
-        ({"signal": 9.0}, "its signal is 9.0"),
-        ({"version": 2}, "of version 2, and only 1 is known"),
+        {"pid": "7"},
+        {"pid": 0},
+        {"pid": 1 << 40},
+        {"scope_id": None},
+        {"expiration_time": math.nan},
+        {"expiration_time": 10**400},
+        {"expiration_time": "soon"},
+        {"signal": 65},
+        {"signal": 9.0},
+        {"version": 2},
     ],
 )
-def test_what_is_no_request_is_named(change: dict[str, Any], reason: str) -> None:
-    """Whatever is wrong with a line is one short clause."""
-    fields = {"version": 1, "pid": 7, "scope_id": "a", "expiration_time": 1, "signal": 9} | change
-    with pytest.raises(ValueError, match=reason):
-        read_request(json.dumps(fields).encode())
+def test_a_request_with_a_wrong_field_is_none(change: dict[str, Any]) -> None:
+    """A worker's line is checked field by field."""
+    fields = {"version": 1, "pid": 7, "scope_id": "a", "expiration_time": 1, "signal": 9}
+    assert read_request(json.dumps(fields).encode()) == ScopeTimer(7, "a", 1, 9)
+    assert read_request(json.dumps(fields | change).encode()) is None
 
 
 @pytest.mark.parametrize("line", [b"", b"\x80\x04\x95cos\nsystem\n", b"[" * 100_000, b"[1]", b"{", b'{"pid": 1}', b"7"])
-def test_garbage_is_a_value_error(line: bytes) -> None:
-    """Neither a pickle nor nested JSON nor half a request is anything else."""
-    with pytest.raises(ValueError, match=r"JSON|its \w+ is"):
-        read_request(line)
+def test_garbage_is_no_request(line: bytes) -> None:
+    """Neither a pickle nor nested JSON nor half a request is one."""
+    assert read_request(line) is None
 
 
 # --- countdowns ------------------------------------------------------------------------------------------------------
-def test_the_monotonic_clock_decides() -> None:
+@pytest.fixture
+def clocks() -> _Clocks:
+    """Give two clocks that stand."""
+    return _Clocks()
+
+
+@pytest.fixture
+def timers(tmp_path: Path, clocks: _Clocks) -> Iterator[TimerFile]:
+    """Give timers that use these clocks."""
+    made = TimerFile(str(tmp_path / "pipe"), pytest.fail, clock=lambda: clocks.now, wall_clock=lambda: clocks.wall)
+    yield made
+    made.close()
+
+
+def test_the_monotonic_clock_decides(timers: TimerFile, clocks: _Clocks) -> None:
     """Setting the wall clock neither ends a timer nor makes one last."""
-    clocks = _Clocks()
-    countdowns = clocks.countdowns()
-    countdowns.register([FileTimerRequest(1, "step", clocks.wall + 10)])
+    timers.register(ScopeTimer(1, "step", clocks.wall + 10))
     clocks.wall += 86400
-    assert not countdowns.expired()
-    assert countdowns.seconds_left == 10
+    assert not timers.pop_expired()
+    assert timers.seconds_left == 10
     clocks.wall -= 2 * 86400
     clocks.now += 10
-    (found,) = countdowns.expired()[1]
+    assert timers.seconds_left == 0
+    (found,) = timers.pop_expired()[1]
     assert str(found) == "scope 'step' expired after 10 s"
-    assert countdowns.seconds_left == 0
+    assert timers.seconds_left is None
 
 
-def test_timers_are_renewed_released_and_cleared() -> None:
+def test_timers_are_renewed_released_and_cleared(timers: TimerFile, clocks: _Clocks) -> None:
     """One timer for each worker and scope; a release of none is no matter."""
-    clocks = _Clocks()
-    countdowns = clocks.countdowns()
     wall = clocks.wall
-    countdowns.register(FileTimerRequest(*args) for args in [(1, "x", wall + 5), (1, "y", wall + 3)])
-    countdowns.register(FileTimerRequest(*args) for args in [(1, "x", wall + 9), (2, "x", wall + 1)])
-    countdowns.register([FileTimerRequest(3, "x", -1)])
+    for args in [(1, "x", wall + 5), (1, "y", wall + 3), (1, "z", wall + 1), (1, "x", wall + 9), (2, "x", wall + 1)]:
+        timers.register(ScopeTimer(*args))
+    timers.register(ScopeTimer(3, "x", -1))
+    timers.register(ScopeTimer(1, "z", -1))
+    clocks.pass_time(3)
+    assert {who: [each.scope_id for each in found] for who, found in timers.pop_expired().items()} == {
+        1: ["y"],
+        2: ["x"],
+    }
     clocks.pass_time(20)
-    scopes = {who: [one.request.scope_id for one in found] for who, found in countdowns.expired().items()}
-    assert scopes == {1: ["y", "x"], 2: ["x"]}
-    assert set(countdowns.expired(wall + 3)) == {1, 2}
-    assert set(countdowns.expired(wall + 1)) == {2}
-    countdowns.register([FileTimerRequest(1, "y", -1)])
-    countdowns.clear({2})
-    assert set(countdowns.expired()) == {1}
-    countdowns.clear()
-    assert countdowns.seconds_left is None
+    timers.register(ScopeTimer(1, "y", clocks.wall))
+    scopes = {who: [each.scope_id for each in found] for who, found in timers.pop_expired().items()}
+    assert scopes == {1: ["x", "y"]}
+    timers.register(ScopeTimer(1, "y", clocks.wall))
+    timers.clear()
+    assert timers.seconds_left is None
 
 
-def test_a_pid_that_was_given_again_is_another_process(
-    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pid_that_was_given_again_is_another_process(timers: TimerFile, sleeper: subprocess.Popen[bytes]) -> None:
     """The timer of a process that has ended is nobody else's."""
-    countdowns = Countdowns()
-    countdowns.register([FileTimerRequest(sleeper.pid, "x", 1)])
-    (found,) = countdowns.expired()[sleeper.pid]
+    timers.register(ScopeTimer(sleeper.pid, "x", 1))
+    (found,) = timers.pop_expired()[sleeper.pid]
     assert not found.is_orphan
-    monkeypatch.setattr(found.process, "_ident", (sleeper.pid, 0.0))
+    found.born -= 1
     assert found.is_orphan
+
+
+@pytest.mark.parametrize("pid", [2**22 + 1, 2**31 - 1])
+def test_a_pid_that_no_process_has_is_an_orphan(timers: TimerFile, pid: int) -> None:
+    """A timer of a process that has ended before its request was read ends no process."""
+    timers.register(ScopeTimer(pid, "x", 1))
+    assert timers.pop_expired()[pid][0].is_orphan
 
 
 @pytest.mark.parametrize(
@@ -191,17 +237,4 @@ def test_a_pid_that_was_given_again_is_another_process(
 )
 def test_a_span_is_as_exact_as_it_can_be(span: float, told: str) -> None:
     """What the request's way took is not told."""
-    clocks = _Clocks()
-    countdowns = clocks.countdowns()
-    countdowns.register([FileTimerRequest(1, "x", clocks.wall + span)])
-    clocks.pass_time(100)
-    assert str(countdowns.expired()[1][0]) == f"scope 'x' expired after {told}"
-
-
-def test_only_the_last_expiries_are_kept() -> None:
-    """What is noted for the report is bounded, and told once."""
-    for pid in range(5000):
-        record_expiry(pid, str(pid))
-    assert (pop_expiry(4999), pop_expiry(4999), pop_expiry(1)) == ("4999", "", "")
-    for pid in range(5000):
-        pop_expiry(pid)
+    assert str(ScopeTimer(1, "x", 0, span=span)) == f"scope 'x' expired after {told}"

@@ -364,9 +364,9 @@ class Round:
 
 def _with_timer(end: WorkerEnd) -> WorkerEnd:
     """Add the timer that ended the worker, if one did; it can be asked for once."""
-    if end.exitcode and "elastic_run.timer.countdowns" in sys.modules:
+    if end.exitcode and "elastic_run.timer.timer_file" in sys.modules:
         from elastic_run.core.failure.root_cause import ExceptionText
-        from elastic_run.timer.countdowns import pop_expiry
+        from elastic_run.timer.timer_file import pop_expiry
 
         said = end.exception or ExceptionText("")
         if text := pop_expiry(end.pid):

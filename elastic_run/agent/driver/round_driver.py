@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers, RoundJoin
     from elastic_run.core.failure.stacks import Dump
     from elastic_run.core.job.restart_policy import Failure
-    from elastic_run.timer.timer_file import FileTimerRequest
+    from elastic_run.timer.timer_file import ScopeTimer
 
 #: Seconds in which only the workers' first lines count: programs that are quick to start have written some by then.
 _FIRST_LINES = 0.05
@@ -59,7 +59,7 @@ class RoundDriver:
         *,
         background: Background,
         on_step: Callable[[str, float], None],
-        on_timer: Callable[[str, FileTimerRequest | None], None],
+        on_timer: Callable[[str, ScopeTimer | None], None],
     ) -> None:
         self.start_error: Exception | None = None  # For which the program could not be started
         self.handler_error: Exception | None = None  # Of a foreign rendezvous handler

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.core.agent.messages import Command, Event
     from elastic_run.core.failure.job_result import JobResult
-    from elastic_run.timer.timer_file import FileTimerRequest
+    from elastic_run.timer.timer_file import ScopeTimer
 
 #: Seconds that are long for a reader of the output, or for the loop, and short for a person.
 _MOMENT = 2.0
@@ -63,7 +63,7 @@ class Supervisor:
         early_start: LaunchedWorkers | None = None,
         *,
         on_step: Callable[[str, float], None] = lambda *_: None,
-        on_timer: Callable[[str, FileTimerRequest | None], None] = lambda *_: None,
+        on_timer: Callable[[str, ScopeTimer | None], None] = lambda *_: None,
     ) -> None:
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()

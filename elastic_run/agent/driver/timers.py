@@ -13,20 +13,18 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.files import make_temporary, random_name
+from elastic_run.files import make_temporary
+from elastic_run.loop import Loop
 from elastic_run.signals import signal_name
-from elastic_run.timer.countdowns import Countdowns, record_expiry
-from elastic_run.timer.timer_file import TimerFile, has_reader
+from elastic_run.timer.timer_file import TimerFile, has_reader, record_expiry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from elastic_run.events import Event
-    from elastic_run.loop import Loop, Timer
-    from elastic_run.timer import FileTimerServer
-    from elastic_run.timer.countdowns import Countdown
-    from elastic_run.timer.timer_file import FileTimerRequest
+    from elastic_run.loop import Timer
+    from elastic_run.timer.timer_file import ScopeTimer
 
 
 def open_timer_file(environ: Mapping[str, str], directory: str) -> tuple[TimerFile, str]:
@@ -62,7 +60,7 @@ class TimerWatch:
     """Counts down in the agent's loop.
 
     `list_ranks` returns the global rank of each worker that lives, by pid. `on_event` gets torch's events: a name and
-    the request, or None.
+    the timer, or None.
     """
 
     def __init__(
@@ -70,13 +68,12 @@ class TimerWatch:
         loop: Loop,
         file: TimerFile,
         list_ranks: Callable[[], Mapping[int, int]],
-        on_event: Callable[[str, FileTimerRequest | None], None],
+        on_event: Callable[[str, ScopeTimer | None], None],
     ) -> None:
         self._loop = loop
         self._file = file
         self._list_ranks = list_ranks
         self._on_event = on_event
-        self._countdowns = Countdowns()
         self._timer: Timer | None = None
         self._has_said_foreign = False
         self._loop.add_reader(file.fd, self._read)
@@ -84,61 +81,58 @@ class TimerWatch:
 
     def clear(self) -> None:
         """Forget the timers that run, as the round ends."""
-        self._countdowns.register(self._file.read())
-        self._countdowns.clear()
+        self._file.read()
+        self._file.clear()
         self._wait()
 
     def close(self) -> None:
         """Stop counting; the pipe stays."""
         self._loop.remove_reader(self._file.fd)
-        self._countdowns.clear()
+        self._file.clear()
         self._wait()
         self._on_event("watchdog stopped", None)
 
     def _read(self) -> None:
-        self._countdowns.register(self._file.read())
+        self._file.read()
         self._wait()
 
     def _wait(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        left = self._countdowns.seconds_left
+        left = self._file.seconds_left
         self._timer = None if left is None else self._loop.call_later(left, self._expire)
 
     def _expire(self) -> None:
         # A release that is in the pipe now came in time.
-        self._countdowns.register(self._file.read())
-        for pid, countdowns in self._countdowns.pop_expired().items():
-            self._end(pid, countdowns)
+        self._file.read()
+        for pid, timers in self._file.pop_expired().items():
+            self._end(pid, timers)
         self._wait()
 
-    def _end(self, pid: int, countdowns: list[Countdown]) -> None:
-        if countdowns[0].is_orphan:
+    def _end(self, pid: int, timers: list[ScopeTimer]) -> None:
+        if timers[0].is_orphan:
             return
         leader, rank = self._find_worker(pid)
         if rank is None:
             if not self._has_said_foreign:
                 self._has_said_foreign = True
-                self._file.say(
-                    f"timer {countdowns[0]} in process {pid}, which is not a worker: the timer has no effect"
-                )
+                self._file.say(f"timer {timers[0]} in process {pid}, which is not a worker: the timer has no effect")
             return
         who = f"rank {rank} (pid {pid})"
-        for countdown in countdowns:
-            self._on_event("timer expired", countdown.request)
-        chosen = next((countdown for countdown in countdowns if countdown.request.signal > 0), None)
+        for timer in timers:
+            self._on_event("timer expired", timer)
+        chosen = next((timer for timer in timers if timer.signal > 0), None)
         if chosen is None:
-            self._file.say(f"{who}: timer {countdowns[0]}; it names no signal, so the worker goes on")
+            self._file.say(f"{who}: timer {timers[0]}; it names no signal, so the worker goes on")
             return
-        number = chosen.request.signal
         record_expiry(leader, str(chosen) if leader == pid else f"{chosen} in its process {pid}")
-        self._file.say(f"{who}: timer {chosen}; it gets {signal_name(number)}")
+        self._file.say(f"{who}: timer {chosen}; it gets {signal_name(chosen.signal)}")
         try:
-            os.kill(pid, number)
+            os.kill(pid, chosen.signal)
         except OSError as error:
-            self._file.say(f"{who} can't be sent {signal_name(number)}: {error.strerror}")
+            self._file.say(f"{who} can't be sent {signal_name(chosen.signal)}: {error.strerror}")
             return
-        self._on_event("kill worker process", chosen.request)
+        self._on_event("kill worker process", chosen)
 
     def _find_worker(self, pid: int) -> tuple[int, int | None]:
         """Return the worker to which a process belongs and its rank; each worker leads a session."""
@@ -150,30 +144,49 @@ class TimerWatch:
         return leader, ranks.get(leader)
 
 
-def start_timer_server(
-    run_id: str, on_event: Callable[[str, FileTimerRequest | None], None]
-) -> tuple[FileTimerServer, str]:
-    """Serve timers in a thread, for an agent that has no loop; return the server and the path of its pipe."""
-    import tempfile
+class TimerServer:
+    """Serves timers in a thread, for an agent that goes through torch's hooks and has no loop."""
 
-    from elastic_run.timer import FileTimerServer
+    def __init__(
+        self, list_ranks: Callable[[], Mapping[int, int]], on_event: Callable[[str, ScopeTimer | None], None]
+    ) -> None:
+        import logging
+        import threading
 
-    path = os.environ.get(contract.ENV_TIMER_FILE)
-    if not path or has_reader(path):
-        path = os.path.join(tempfile.gettempdir(), f"elastic-run-timers-{random_name()}")
-    server = FileTimerServer(path, run_id, log_event=on_event)
-    server.start()
-    return server, path
+        self._file, self._directory = open_timer_file(os.environ, "")
+        self._file.say = logging.getLogger(__name__).warning
+        #: The path of the pipe.
+        self.path = self._file.path
+        self._loop = Loop()
+        self._watch = TimerWatch(self._loop, self._file, list_ranks, on_event)
+        self._is_over = False
+        self._thread = threading.Thread(target=self._serve, name="timers", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        self._loop.run_until(lambda: self._is_over)
+        self._watch.close()
+        self._loop.close()
+
+    def stop(self) -> None:
+        """End, and remove the pipe; harmless when that was done."""
+        self._is_over = True
+        self._loop.call_soon_threadsafe(lambda: None)
+        self._thread.join()
+        self._file.close()
+        if self._directory:
+            os.rmdir(self._directory)
+            self._directory = ""
 
 
-def watchdog_event(event: Event, name: str, request: FileTimerRequest | None) -> Event:
+def watchdog_event(event: Event, name: str, timer: ScopeTimer | None) -> Event:
     """Make torch's event of a timer."""
     import json
 
     details = {"watchdog_event": name}
-    if request is not None:
+    if timer is not None:
         names = ("worker_pid", "scope_id", "expiration_time", "signal")
-        details |= {field: str(getattr(request, field)) for field in names}
+        details |= {field: str(getattr(timer, field)) for field in names}
     event.name = name
     event.metadata["metadata"] = json.dumps(details)
     return event

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.worker_readings import Activity
     from elastic_run.core.failure.stacks import Dump
     from elastic_run.loop import Timer
-    from elastic_run.timer.timer_file import FileTimerRequest
+    from elastic_run.timer.timer_file import ScopeTimer
 
 #: Seconds after which workers are past their own start.
 _SETTLED = 1.0
@@ -50,7 +50,7 @@ _WAIT_LIMIT = 1.5
 class Watches:
     """The watches of one agent; `on_timer` gets the name of an event of the workers' timers, and the request."""
 
-    def __init__(self, parts: AgentParts, on_timer: Callable[[str, FileTimerRequest | None], None]) -> None:
+    def __init__(self, parts: AgentParts, on_timer: Callable[[str, ScopeTimer | None], None]) -> None:
         self._parts, self._context = parts, parts.context
         self._on_timer = on_timer
         self._loop = parts.context.loop
