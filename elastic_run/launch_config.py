@@ -319,7 +319,7 @@ def _options(
     affinities = {}
     if config.numa_options is not None:
         from elastic_run.cluster.numa import worker_affinities
-        from elastic_run.multiprocessing.process.interpreter import own_interpreter
+        from elastic_run.multiprocessing.process.fork_exec import own_interpreter
 
         affinities = worker_affinities(config.numa_options, config.nproc_per_node, python=own_interpreter())
     named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")

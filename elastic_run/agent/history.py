@@ -13,7 +13,7 @@ from elastic_run.core.agent import machine, messages
 from elastic_run.core.job.config import FEW_NODES
 from elastic_run.core.job.restart_policy import STOP_JOB, Failure
 from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.interpreter import own_interpreter
+from elastic_run.multiprocessing.process.fork_exec import own_interpreter
 from elastic_run.signals import SIGKILL
 
 TYPE_CHECKING = False

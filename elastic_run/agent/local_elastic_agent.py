@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.timers import TimerServer
     from elastic_run.agent.driver.worker_launch import LaunchedWorkers
     from elastic_run.core.failure.job_result import JobResult
-    from elastic_run.multiprocessing.functions.contexts import PContext
+    from elastic_run.multiprocessing.functions.start_processes import PContext
     from elastic_run.multiprocessing.output.logs import LogsSpecs
     from elastic_run.timer.timer_file import ScopeTimer
 

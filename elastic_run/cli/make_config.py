@@ -14,7 +14,7 @@ from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.request import get_use_env
 from elastic_run.cli.values import WORKER_COUNTS, whole_number, worker_count
 from elastic_run.core.job.config import AgentConfig, JobConfig, NodeConfig
-from elastic_run.multiprocessing.process.interpreter import make_run_path_code, own_interpreter
+from elastic_run.multiprocessing.process.fork_exec import make_run_path_code, own_interpreter
 from elastic_run.notices import UsageError, say
 from elastic_run.rendezvous.backend_table import BACKENDS
 

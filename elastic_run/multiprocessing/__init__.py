@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.api import get_std_cm as get_std_cm
     from elastic_run.multiprocessing.api import to_map as to_map
     from elastic_run.multiprocessing.errors.failures import ProcessFailure as ProcessFailure
-    from elastic_run.multiprocessing.functions.contexts import PContext as PContext
-    from elastic_run.multiprocessing.functions.contexts import RunProcsResult as RunProcsResult
     from elastic_run.multiprocessing.functions.start_processes import MultiprocessContext as MultiprocessContext
+    from elastic_run.multiprocessing.functions.start_processes import PContext as PContext
+    from elastic_run.multiprocessing.functions.start_processes import RunProcsResult as RunProcsResult
     from elastic_run.multiprocessing.functions.start_processes import SubprocessContext as SubprocessContext
     from elastic_run.multiprocessing.functions.start_processes import start_processes as start_processes
     from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs as DefaultLogsSpecs
@@ -25,9 +25,9 @@ _HOMES = {
     "LogsDest": "output.logs",
     "LogsSpecs": "output.logs",
     "MultiprocessContext": "functions.start_processes",
-    "PContext": "functions.contexts",
+    "PContext": "functions.start_processes",
     "ProcessFailure": "errors",
-    "RunProcsResult": "functions.contexts",
+    "RunProcsResult": "functions.start_processes",
     "SignalException": "api",
     "get_std_cm": "api",
     "Std": "api",

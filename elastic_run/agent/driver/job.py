@@ -21,7 +21,7 @@ from elastic_run.core.job.documents import NodeInfo, StoreAddress
 from elastic_run.core.job.membership import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.job.node_status import DRAIN, kind_of
 from elastic_run.core.job.restart_policy import UNHEALTHY
-from elastic_run.multiprocessing.process.interpreter import own_interpreter
+from elastic_run.multiprocessing.process.fork_exec import own_interpreter
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
 from elastic_run.rendezvous.events import Notice, Setup, StatusAsked, Waiting

@@ -180,10 +180,8 @@ class Round:
         function = self._launched.workers[local_rank].function
         if function is None:
             return False
-        from elastic_run.multiprocessing.functions.worker import VALUE
-
-        function.result.finish()
-        return function.result.kind == VALUE
+        function.finish()
+        return function.has_returned
 
     def was_stopped(self, local_rank: int) -> bool:
         """Whether a worker that has ended did so since it was told to stop."""
@@ -291,7 +289,7 @@ class Round:
         self._launched.wiring.close_stacks()
         for started in self._launched.workers.values():
             if started.function is not None:
-                started.function.result.finish()
+                started.function.finish()
         if self._launched.functions is not None:
             self._launched.functions.close()
         for rank, told in self.uncaught.items():
@@ -307,13 +305,9 @@ class Round:
         Raises:
             UnpicklingError: This process can't unpickle the value that a worker sent.
         """
-        if self._launched.functions is None:
-            return {}
-        from elastic_run.multiprocessing.functions.launch import read_value
-
         ranks = self.global_ranks
         return {
-            ranks[local]: read_value(started.function.result, ranks[local])
+            ranks[local]: started.function.read_value(ranks[local])
             for local, started in sorted(self._launched.workers.items())
             if started.function is not None
         }

@@ -17,8 +17,12 @@ import sys
 from elastic_run import contract
 from elastic_run.core.agent import messages
 from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, inherited_environment, start_process
-from elastic_run.multiprocessing.process.interpreter import own_interpreter
+from elastic_run.multiprocessing.process.fork_exec import (
+    inheritable_descriptors,
+    inherited_environment,
+    own_interpreter,
+    start_process,
+)
 from elastic_run.multiprocessing.process.workers import Workers
 from elastic_run.multiprocessing.starter import StartedWorker
 from elastic_run.records import dataclass

@@ -14,23 +14,21 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import select
 import signal
 import sys
-from multiprocessing import reduction, resource_tracker, spawn, util
+from multiprocessing import resource_tracker, spawn, util
 
 from elastic_run.multiprocessing.functions.worker import (
+    TRACEBACK,
     VALUE,
-    ForkSetup,
     FunctionWorker,
+    become_as_executed,
     pickle_for_child,
     refuse_function,
     refuse_method,
 )
 from elastic_run.multiprocessing.process import fork_exec
-from elastic_run.multiprocessing.process.fork_exec import open_unnamed, stack_variables
-from elastic_run.multiprocessing.process.interpreter import find_interpreter
-from elastic_run.records import dataclass
+from elastic_run.multiprocessing.process.fork_exec import find_interpreter, open_unnamed, stack_variables
 from elastic_run.signals import block_signals, restore_signals, set_wakeup_fd
 
 TYPE_CHECKING = False
@@ -43,93 +41,62 @@ if TYPE_CHECKING:
 #: The byte that a forked worker writes when it has closed the launcher's descriptors.
 _READY = b"+"
 _BEGIN = b"+"
-_UNKNOWN_EXIT_CODE = 255
 #: Errors of pickle for an object that can't be pickled; they differ by kind of object and release of Python.
 _REFUSALS = (pickle.PicklingError, AttributeError, TypeError)
 
 
-class Result:
-    """The result of a worker's function, which is in a file until the worker has ended."""
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-        self._content = b""
-
-    def finish(self) -> None:
-        """Read the result of an ended worker, and close the file; harmless when closed."""
-        if self._file >= 0:
-            with os.fdopen(self._file, "rb") as file:
-                self._content = file.read()
-            self._file = -1
-
-    @property
-    def kind(self) -> bytes:
-        """`VALUE` or `TRACEBACK`; empty if there is no result."""
-        return self._content[:1].strip(b"\0")
-
-    @property
-    def payload(self) -> memoryview:
-        """The value or text."""
-        return memoryview(self._content)[1:]
-
-
-class ServedExit:
-    """The end of a process that is the fork server's child."""
-
-    __slots__ = ("_popen", "descriptor")
-
-    def __init__(self, popen: Any) -> None:
-        self._popen = popen
-        self.descriptor: int = popen.sentinel
-
-    def has_ended(self) -> bool:
-        """Whether the process has ended."""
-        poll = select.poll()
-        poll.register(self.descriptor, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def read(self) -> int:
-        """Return its exit code, or minus the signal's number; call it once it has ended."""
-        code = self._popen.poll()
-        self._popen.close()
-        return _UNKNOWN_EXIT_CODE if code is None else int(code)
-
-
-@dataclass(slots=True)
 class StartedFunction:
-    """A function worker that runs."""
+    """A function worker that runs; its result is in a file until it has ended."""
 
-    pid: int
-    result: Result
-    #: The pipe at which it waits.
-    start_pipe: int
-    #: Observes its end if it is not our child, or None.
-    exit: ServedExit | None = None
-
-    def give_up(self) -> None:
-        """Let it end without having called its function: this process can't watch it."""
-        os.close(self.start_pipe)
-        self.result.finish()
+    def __init__(self, pid: int, result: int, start_pipe: int, served: Any = None) -> None:
+        self.pid = pid
+        #: multiprocessing's object that observes a fork server's child, or None for a child of this process.
+        self.served = served
+        self._result = result
+        self._content = b""
+        self._start_pipe = start_pipe
 
     def begin(self) -> None:
         """Let it call its function: the guardian knows of it now."""
         try:
-            os.write(self.start_pipe, _BEGIN)
+            os.write(self._start_pipe, _BEGIN)
         except BrokenPipeError:
             pass  # it has ended already, and its exit code will tell
         finally:
-            os.close(self.start_pipe)
+            os.close(self._start_pipe)
 
+    def give_up(self) -> None:
+        """Let it end without having called its function: this process can't watch it."""
+        os.close(self._start_pipe)
+        self.finish()
 
-def read_value(result: Result, rank: int) -> Any:
-    """Return the value of a worker's function; None where it ended without returning, by `os._exit(0)`."""
-    if result.kind != VALUE:
-        return None
-    try:
-        return pickle.loads(result.payload)  # noqa: S301 - from our own child, in a file without a name (law 5)
-    except Exception as error:
-        message = f"what rank {rank} returned can't be unpickled here: {type(error).__name__}: {error}"
-        raise pickle.UnpicklingError(message) from error
+    def finish(self) -> None:
+        """Read the result of the worker, which has ended, and close the file; harmless when closed."""
+        if self._result >= 0:
+            with os.fdopen(self._result, "rb") as file:
+                self._content = file.read()
+            self._result = -1
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether there is a value; a function can end its process by `os._exit(0)`, too."""
+        return self._content[:1] == VALUE
+
+    @property
+    def traceback(self) -> str:
+        """The traceback that the worker has left, or ""."""
+        is_traceback = self._content[:1] == TRACEBACK
+        return self._content[1:].decode(errors="replace") if is_traceback else ""
+
+    def read_value(self, rank: int) -> Any:
+        """Return the value, or None where there is none; `rank` is for the message of an UnpicklingError."""
+        if not self.has_returned:
+            return None
+        try:
+            return pickle.loads(memoryview(self._content)[1:])  # noqa: S301 - from our own child (law 5)
+        except Exception as error:
+            message = f"what rank {rank} returned can't be unpickled here: {type(error).__name__}: {error}"
+            raise pickle.UnpicklingError(message) from error
 
 
 class Functions:
@@ -164,10 +131,9 @@ class Functions:
                 _refuse_unsendable(worker, rank)
 
     def start(
-        self, local_rank: int, options: SpawnOptions, *, on_fork: Callable[[], None] | None = None
+        self, local_rank: int, options: SpawnOptions, *, on_fork: Callable[[], None] = lambda: None
     ) -> StartedFunction:
         """Start one worker, up to the call of its function: that waits for `StartedFunction.begin`."""
-        start = {"spawn": self._spawn, "fork": self._fork, "forkserver": self._serve}[self._method]
         worker = self._workers[local_rank]
         with contextlib.ExitStack() as lent, contextlib.ExitStack() as own:
             worker.result = open_unnamed(b"")
@@ -177,15 +143,21 @@ class Functions:
             lent.callback(os.close, worker.start_pipe)
 
             def give_up() -> None:
-                if on_fork is not None:
-                    on_fork()
+                on_fork()
                 for fd in (*self._parent_alive_pipes, *self._result_files, start_pipe):
                     os.close(fd)
 
-            pid, served = start(worker, options, give_up)
+            served = None
+            if self._method == "fork":
+                pid = self._fork(worker, options, give_up)
+            elif self._method == "spawn":
+                pid = _spawn(worker, options)
+            else:
+                served = _serve(worker, options)
+                pid = served.pid
             own.pop_all()
         self._result_files.append(worker.result)
-        return StartedFunction(pid, Result(worker.result), start_pipe, served)
+        return StartedFunction(pid, worker.result, start_pipe, served)
 
     def close(self) -> None:
         """Close the descriptors that are open for running workers, after these have ended; harmless when closed."""
@@ -193,33 +165,7 @@ class Functions:
             os.close(fd)
         self._parent_alive_pipes.clear()
 
-    def _spawn(self, worker: FunctionWorker, options: SpawnOptions, _: Callable[[], None]) -> tuple[int, None]:
-        worker.env = options.env
-        payload, kept = pickle_for_child(_preparation(worker.name), worker)
-        file = open_unnamed(payload)
-        try:
-            with _interpreter():
-                tracker = resource_tracker.getfd()  # so that shared memory of a worker outlives the worker
-                argv = spawn.get_command_line(pipe_handle=file, tracker_fd=tracker)
-            lent = (file, worker.result, worker.start_pipe, options.stacks, tracker)
-            kept = sorted({*kept, *lent} - {-1})
-            pid = fork_exec.start_process(
-                argv,
-                {**fork_exec.inherited_environment(), **options.env, **stack_variables(options.stacks)},
-                stdout=options.stdout,
-                stderr=options.stderr,
-                affinity=options.affinity,
-                closed=[fd for fd in options.closed if fd not in kept],
-                kept=kept,
-            )
-        finally:
-            os.close(file)
-        return pid, None
-
-    def _fork(self, worker: FunctionWorker, options: SpawnOptions, on_fork: Callable[[], None]) -> tuple[int, None]:
-        streams = (options.stdout if options.stdout != 1 else None, options.stderr if options.stderr != 2 else None)  # noqa: PLR2004
-        stacks = None if options.stacks < 0 else (options.stacks, options.stacks)
-        fork_setup = ForkSetup(options.env, streams, options.replaced, options.affinity, stacks)
+    def _fork(self, worker: FunctionWorker, options: SpawnOptions, on_fork: Callable[[], None]) -> int:
         with contextlib.ExitStack() as lent, contextlib.ExitStack() as own:
             ready, tell_ready = os.pipe()
             own.callback(os.close, ready)
@@ -234,32 +180,14 @@ class Functions:
                 if not pid:
                     os.close(stay_alive)
                     os.close(ready)
-                    _become_worker(worker, fork_setup, on_fork, mask, tell_ready, alive)
+                    _become_worker(worker, options, on_fork, mask, tell_ready, alive)
             finally:
                 restore_signals(mask)
             own.pop_all()
         self._parent_alive_pipes.append(stay_alive)
         os.read(ready, 1)  # or the end of the file: it has ended already, and its exit code will tell
         os.close(ready)
-        return pid, None
-
-    def _serve(self, worker: FunctionWorker, options: SpawnOptions, _: Callable[[], None]) -> tuple[int, ServedExit]:
-        from multiprocessing.popen_forkserver import Popen
-
-        result, start_pipe = worker.result, worker.start_pipe
-        streams = (_Passed(options.stdout), _Passed(options.stderr))
-        stacks = None if options.stacks < 0 else (_Passed(options.stacks), options.stacks)
-        worker.fork_setup = ForkSetup(options.env, streams, options.replaced, options.affinity, stacks)
-        worker.result, worker.start_pipe = _Passed(result), _Passed(start_pipe)
-        try:
-            with _interpreter():
-                popen = Popen(worker)
-        except EOFError as error:
-            message = "multiprocessing's fork server has ended"
-            raise OSError(message) from error
-        finally:
-            worker.result, worker.start_pipe = result, start_pipe
-        return popen.pid, ServedExit(popen)
+        return pid
 
 
 def _refuse_unsendable(worker: FunctionWorker, rank: int) -> None:
@@ -275,25 +203,57 @@ def _refuse_unsendable(worker: FunctionWorker, rank: int) -> None:
             raise raised(message) from error
 
 
-class _Passed:
-    """A descriptor that goes to a fork server's child together with the pickled function."""
+def _spawn(worker: FunctionWorker, options: SpawnOptions) -> int:
+    worker.env = options.env
+    preparation = spawn.get_preparation_data(worker.name)
+    if not os.path.exists(preparation.get("init_main_from_path") or os.curdir):
+        del preparation["init_main_from_path"]  # the program came through stdin
+    payload, kept = pickle_for_child(preparation, worker)
+    file = open_unnamed(payload)
+    try:
+        with _interpreter():
+            tracker = resource_tracker.getfd()  # so that shared memory of a worker outlives the worker
+            argv = spawn.get_command_line(pipe_handle=file, tracker_fd=tracker)
+        kept = sorted({*kept, file, worker.result, worker.start_pipe, options.stacks, tracker} - {-1})
+        return fork_exec.start_process(
+            argv,
+            {**fork_exec.inherited_environment(), **options.env, **stack_variables(options.stacks)},
+            stdout=options.stdout,
+            stderr=options.stderr,
+            affinity=options.affinity,
+            closed=[fd for fd in options.closed if fd not in kept],
+            kept=kept,
+        )
+    finally:
+        os.close(file)
 
-    __slots__ = ("_fd",)
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+def _serve(worker: FunctionWorker, options: SpawnOptions) -> Any:
+    from multiprocessing.popen_forkserver import Popen
 
-    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
-        return _keep, (reduction.DupFd(self._fd),)
+    worker.options = options
+    try:
+        with _interpreter():
+            return Popen(worker)
+    except EOFError as error:
+        message = "multiprocessing's fork server has ended"
+        raise OSError(message) from error
 
 
-def _keep(passed: object) -> object:
-    return passed
+@contextlib.contextmanager
+def _interpreter() -> Iterator[None]:
+    """Let multiprocessing execute an interpreter also where `sys.executable` is none."""
+    before = spawn.get_executable()
+    spawn.set_executable(find_interpreter())
+    try:
+        yield
+    finally:
+        spawn.set_executable(before)
 
 
 def _become_worker(
     worker: FunctionWorker,
-    fork_setup: ForkSetup,
+    options: SpawnOptions,
     on_fork: Callable[[], None],
     mask: Collection[int],
     ready: int,
@@ -315,7 +275,7 @@ def _become_worker(
         # releases of Python do so themselves.
         if executors := sys.modules.get("concurrent.futures.thread"):
             executors._threads_queues.clear()  # noqa: SLF001 - ditto
-        fork_setup.perform()
+        become_as_executed(options)
         on_fork()
         set_wakeup_fd(-1)
         restore_signals(mask)
@@ -327,22 +287,3 @@ def _become_worker(
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
-
-
-@contextlib.contextmanager
-def _interpreter() -> Iterator[None]:
-    """Let multiprocessing execute an interpreter also where `sys.executable` is none."""
-    before = spawn.get_executable()
-    spawn.set_executable(find_interpreter())
-    try:
-        yield
-    finally:
-        spawn.set_executable(before)
-
-
-def _preparation(name: str) -> dict[str, Any]:
-    """Return how multiprocessing makes a fresh interpreter like this one; of a program that came through stdin, too."""
-    data = spawn.get_preparation_data(name)
-    if not os.path.exists(data.get("init_main_from_path") or os.curdir):
-        del data["init_main_from_path"]
-    return data

@@ -10,7 +10,6 @@ Signals stay with the program: it stops the processes through `stop`.
 from __future__ import annotations
 
 import errno
-import os
 import signal
 import subprocess
 import threading
@@ -18,6 +17,7 @@ import threading
 from elastic_run.contract import LONGEST_TIME
 from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_WAIT
 from elastic_run.loop import Loop
+from elastic_run.multiprocessing.process import process_table
 from elastic_run.multiprocessing.process.guardian import Guardian, GuardianKeeper
 from elastic_run.multiprocessing.process.workers import Workers
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from elastic_run.multiprocessing.functions.launch import Result
+    from elastic_run.multiprocessing.functions.launch import StartedFunction
     from elastic_run.multiprocessing.starter import StartedWorker
 
 #: Seconds beyond all others that the thread gets to answer.
@@ -49,8 +49,8 @@ class ProcessGroup:
         #: Exit codes by local rank, in the order of the ends; the ranks that ended because they were told to.
         self.ended: dict[int, int] = {}
         self.stopped: set[int] = set()
-        #: Results of function workers by local rank.
-        self.results: dict[int, Result] = {}
+        #: Function workers by local rank.
+        self.functions: dict[int, StartedFunction] = {}
         self._workers = Workers(self.loop, self.guardian, on_exit=self._on_exit)
         self._guardian_keeper = GuardianKeeper(self.loop, self.guardian, say=say)
         self._news = threading.Condition()
@@ -94,7 +94,7 @@ class ProcessGroup:
     def _adopt(self, local_rank: int, started: StartedWorker) -> None:
         function = started.function
         if function is not None:
-            self.results[local_rank] = function.result
+            self.functions[local_rank] = function
         try:
             self._workers.adopt(local_rank, started)
         except OSError:
@@ -137,8 +137,8 @@ class ProcessGroup:
                 call()
         finally:
             # After a defect too: waiting threads must not wait for ever. The guardian ends processes that still run.
-            for result in self.results.values():
-                result.finish()
+            for function in self.functions.values():
+                function.finish()
             self._guardian_keeper.close(is_clean=self._is_gone)
             self.loop.close()
             with self._news:
@@ -148,9 +148,8 @@ class ProcessGroup:
     def _on_exit(self, local_rank: int, code: int) -> None:
         if self._workers.was_stopped(local_rank):
             self.stopped.add(local_rank)
-        result = self.results.get(local_rank)
-        if result is not None:
-            result.finish()
+        if local_rank in self.functions:
+            self.functions[local_rank].finish()
         with self._news:
             self.ended[local_rank] = code
             self._news.notify_all()
@@ -180,36 +179,28 @@ class GroupProcess:
         self.args = args
         self.pid = pid
 
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, minus the number of the signal that ended the process, or None while it runs."""
+    def poll(self) -> int | None:
+        """Return the exit code, minus the number of the signal that ended the process, or None while it runs."""
         return self._group.ended.get(self._local_rank)
 
-    @property
-    def exitcode(self) -> int | None:
-        """The same."""
-        return self.returncode
-
-    def poll(self) -> int | None:
-        """Return `returncode`."""
-        return self.returncode
+    returncode = exitcode = property(poll)
 
     def is_alive(self) -> bool:
         """Whether it runs."""
-        return self.returncode is None
+        return self.poll() is None
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended, for this many seconds or without a limit."""
         self._group.wait(lambda: not self.is_alive(), timeout)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end.
+        """Wait for the end, and return the exit code.
 
         Raises:
             subprocess.TimeoutExpired: The process still runs.
         """
         self.join(timeout)
-        code = self.returncode
+        code = self.poll()
         if code is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return code
@@ -217,10 +208,7 @@ class GroupProcess:
     def send_signal(self, sig: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.is_alive():
-            try:
-                os.kill(self.pid, sig)
-            except ProcessLookupError:
-                return
+            process_table.signal_children((self.pid,), sig)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -236,39 +224,45 @@ class HeldSignals:
 
     A signal mask of the main thread would not be enough: in a notebook another thread takes the signal, and Python
     still runs its handler in the main thread, between a fork and the line that notes the new process. Does nothing
-    outside the main thread, where Python answers no signal.
+    outside the main thread, where Python answers no signal. After the start `then` answers the signals, if it is given,
+    until `restore`.
     """
 
-    def __init__(self, numbers: Iterable[int]) -> None:
-        #: What answered each before `hold`.
-        self.handlers: dict[int, Any] = {}
+    def __init__(self, numbers: Iterable[int], then: Callable[[int, FrameType | None], None] | None = None) -> None:
         self._numbers = tuple(numbers)
+        self._then = then
+        #: What answered each before.
+        self._previous: dict[int, Any] = {}
         self._pending: list[int] = []
 
-    def hold(self) -> None:
-        """Take note of the signals from now on instead of answering them."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in self._numbers:
-            previous = signal.signal(number, self._remember)
-            # None: code in C answers it, which can't be put back.
-            self.handlers[number] = signal.SIG_DFL if previous is None else previous
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._numbers:
+                previous = signal.signal(number, self._remember)
+                # None: code in C answers it, which can't be put back.
+                self._previous[number] = signal.SIG_DFL if previous is None else previous
 
     def _remember(self, number: int, _frame: FrameType | None) -> None:
         self._pending.append(number)
 
-    def give_back(self) -> None:
-        """Restore the signal handlers, also in a process that was forked during the hold."""
-        for number, handler in self.handlers.items():
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Answer the signals again, first those that came; this may raise, as a handler does."""
+        for number, previous in self._previous.items():
             if signal.getsignal(number) == self._remember:
-                signal.signal(number, handler)
-
-    def deliver(self) -> None:
-        """Send the held signals again, to the restored handlers; it may raise, as a handler does."""
+                signal.signal(number, self._then if self._then is not None and kind is None else previous)
         while self._pending:
             signal.raise_signal(self._pending.pop(0))
 
-    def release(self) -> None:
-        """Restore the signal handlers, and deliver the held signals."""
-        self.give_back()
-        self.deliver()
+    def restore(self) -> None:
+        """Put back what answered the signals before; harmless when that was done."""
+        if threading.current_thread() is threading.main_thread():
+            for number, previous in self._previous.items():
+                if signal.getsignal(number) is self._then:
+                    signal.signal(number, previous)
+            self._previous.clear()
+
+    def leave(self) -> None:
+        """In a process that was forked during the hold: answer the signals as before, or as if this was no launcher."""
+        for number, previous in self._previous.items():
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default if previous is self._then else previous)

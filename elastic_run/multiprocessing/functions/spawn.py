@@ -13,9 +13,9 @@ import signal
 
 from elastic_run.multiprocessing.functions.launch import Functions
 from elastic_run.multiprocessing.functions.process_group import GroupProcess, HeldSignals, ProcessGroup
-from elastic_run.multiprocessing.functions.worker import TRACEBACK
 from elastic_run.multiprocessing.output.wiring import Wiring
 from elastic_run.multiprocessing.starter import WorkerStarter
+from elastic_run.signals import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,16 +106,12 @@ class ProcessContext:
         self._joined.update(range(len(self.processes)))
 
     def _failure(self, index: int, code: int) -> ProcessException:
-        pid, result = self.processes[index].pid, self._group.results[index]
-        if result.kind == TRACEBACK:
-            trace = bytes(result.payload).decode(errors="replace")
+        pid = self.processes[index].pid
+        if trace := self._group.functions[index].traceback:
             return ProcessRaisedException(f"\n\nprocess {index} raised an exception:\n{trace}", index, pid)
         if code >= 0:
             return ProcessExitedException(f"process {index} terminated with exit code {code}", index, pid, code)
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = str(-code)
+        name = signal_name(-code)
         return ProcessExitedException(f"process {index} terminated with signal {name}", index, pid, code, name)
 
     def stop(self, number: int = signal.SIGTERM, grace: float = _GRACE) -> None:
@@ -161,15 +157,13 @@ def spawn(
     interrupts = HeldSignals((signal.SIGINT,))
     context = None
     try:
-        interrupts.hold()
-        context = ProcessContext(_start(functions, nprocs, is_daemon=daemon, on_fork=interrupts.give_back))
-        interrupts.release()
+        with interrupts:
+            context = ProcessContext(_start(functions, nprocs, is_daemon=daemon, on_fork=interrupts.leave))
         while join and not context.join():
             pass
     except ProcessException:
         raise
     except BaseException as error:
-        interrupts.give_back()
         if context is not None:
             # Ctrl-C goes to the terminal's processes only, and these have sessions of their own.
             context.stop(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)

@@ -3,6 +3,7 @@
 Names, signatures and results are torch 2.13's (torch.distributed.elastic.multiprocessing). Different on purpose
 - No context polls: `wait` of our contexts waits for an exit, and `period` has no effect.
 - If a function worker ends with exit code 0 without having returned, its result is None; torch waits for ever.
+- `close` restores the signal handlers that `start` has replaced (in the main thread only).
 
 Each process leads a session; `close` stops all processes of the session, and none outlives this program. Their stdout
 and stderr are this program's own unless `logs_specs` says otherwise; the group's thread passes on tee'd lines.
@@ -13,22 +14,27 @@ from __future__ import annotations
 import abc
 import os
 import signal
+import time
+from dataclasses import dataclass, field
 
+from elastic_run import contract
+from elastic_run.multiprocessing.api import SignalException
 from elastic_run.multiprocessing.errors import ProcessFailure
-from elastic_run.multiprocessing.functions.contexts import PContext, RunProcsResult
-from elastic_run.multiprocessing.functions.process_group import GroupProcess, ProcessGroup
-from elastic_run.multiprocessing.output.wiring import Wiring
+from elastic_run.multiprocessing.functions.process_group import GroupProcess, HeldSignals, ProcessGroup
+from elastic_run.multiprocessing.output.logs import check_logs
+from elastic_run.multiprocessing.output.wiring import Wiring, open_log
 from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
 from elastic_run.multiprocessing.starter import WorkerStarter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from types import FrameType
+    from typing import Any, TextIO
 
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.multiprocessing.functions.launch import Functions
-    from elastic_run.multiprocessing.output.logs import LogsSpecs
+    from elastic_run.multiprocessing.output.logs import LogsDest, LogsSpecs
     from elastic_run.multiprocessing.starter import StartedWorker
 
 #: Seconds that processes get to stop when one of them has failed, as with torch.
@@ -56,7 +62,7 @@ def start_processes(  # noqa: PLR0913, PLR0917 - torch's signature
         envs: Environment variables by local rank, in addition to this process's own.
         logs_specs: The files for their output.
         log_line_prefixes: Prefix of tee'd lines by local rank; None for name and local rank.
-        start_method: `start_process`, `fork` or `forkserver`; nothing to a command.
+        start_method: `spawn`, `fork` or `forkserver`; a command ignores it.
         numa_options: How processes are bound to CPUs, or None.
         duplicate_stdout_filters: Copy tee'd stdout lines that hold one of these into one file.
         duplicate_stderr_filters: The same for stderr.
@@ -95,11 +101,152 @@ def start_processes(  # noqa: PLR0913, PLR0917 - torch's signature
     return context
 
 
+@dataclass
+class RunProcsResult:
+    """The results and failures of the processes, by local rank.
+
+    Args:
+        return_values: Return values of functions; None for commands.
+        failures: The failures.
+        stdouts: Paths of redirected stdout, or "".
+        stderrs: Paths of redirected stderr, or "".
+    """
+
+    return_values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+    stdouts: dict[int, str] = field(default_factory=dict)
+    stderrs: dict[int, str] = field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        """Whether one has failed."""
+        return bool(self.failures)
+
+
+class PContext(abc.ABC):
+    """Processes that are started, waited for and stopped together.
+
+    Args:
+        name: Name of the processes in the prefix of tee'd lines.
+        entrypoint: A function or a command.
+        args: Arguments by local rank.
+        envs: Environment variables by local rank, in addition to this process's own.
+        logs_specs: The files for their output.
+        log_line_prefixes: Prefix of tee'd lines by local rank; None for name and local rank.
+        duplicate_stdout_filters: Copy tee'd stdout lines that hold one of these into one file.
+        duplicate_stderr_filters: The same for stderr.
+
+    Raises:
+        LogsPluginError: The logs specs has left out a local rank.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.entrypoint = entrypoint
+        self.args = args
+        self.envs = envs
+        self.nprocs = len(args)
+        logs = logs_specs.reify(envs)
+        check_logs(logs_specs, logs, range(self.nprocs))
+        self.stdouts, self.stderrs, self.error_files = logs.stdouts, logs.stderrs, logs.error_files
+        self._logs = logs
+        self._logs_specs = logs_specs
+        self._prefixes = log_line_prefixes
+        self._filters = (duplicate_stdout_filters or [], duplicate_stderr_filters or [])
+        #: Files into which chosen lines are copied, open for writing at their end; None without filters.
+        self.filtered_stdout = _open_filtered(logs, "filtered_stdout") if duplicate_stdout_filters else None
+        self.filtered_stderr = _open_filtered(logs, "filtered_stderr") if duplicate_stderr_filters else None
+        # Not during a start: processes that are not registered yet would go on.
+        self._signals = HeldSignals(_stop_signals(), then=_raise_signal_exception)
+
+    def start(self) -> None:
+        """Start the processes; in the main thread, let stop signals raise `SignalException` from now on."""
+        with self._signals:
+            self._start()
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
+        """Wait until all processes have ended or one has failed; the others are stopped then.
+
+        Args:
+            timeout: Seconds; 0 only looks, below 0 waits for any time.
+            period: Seconds between two looks, of a subclass that has nothing to wait on. Ours has.
+
+        Returns:
+            The result, or None where they still run.
+
+        Raises:
+            SignalException: A stop signal came; call `close` with it.
+        """
+        end = None if timeout < 0 else time.monotonic() + timeout
+        while (result := self._poll()) is None and (end is None or time.monotonic() < end):
+            time.sleep(period if end is None else max(0.0, min(period, end - time.monotonic())))
+        return result
+
+    @abc.abstractmethod
+    def _start(self) -> None:
+        """Start the processes."""
+
+    @abc.abstractmethod
+    def _poll(self) -> RunProcsResult | None:
+        """Return the result if all have ended or one has failed, else None; don't wait."""
+
+    @abc.abstractmethod
+    def pids(self) -> dict[int, int]:
+        """Return the processes by local rank."""
+
+    @abc.abstractmethod
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        """Stop the processes, and free their resources."""
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """Stop the processes, and free their resources; harmless when closed.
+
+        Args:
+            death_sig: The signal that they get first; None for SIGTERM.
+            timeout: Seconds until SIGKILL.
+        """
+        self._close(death_sig or signal.SIGTERM, timeout)
+        for file in (self.filtered_stdout, self.filtered_stderr):
+            if file is not None:
+                file.close()
+        self._signals.restore()
+
+
+def _open_filtered(logs: LogsDest, name: str) -> TextIO | None:
+    path = getattr(logs, name, "")  # the class of torch 2.8 has no such fields
+    return (
+        open(path, "a", buffering=1, errors="replace", encoding="utf-8", opener=lambda name, _: open_log(name))
+        if path
+        else None
+    )
+
+
+def _stop_signals() -> list[int]:
+    names = os.environ.get(contract.ENV_SIGNALS_TO_HANDLE, contract.DEFAULT_SIGNALS_TO_HANDLE)
+    numbers = (getattr(signal, name.strip(), None) for name in names.split(","))
+    return [number for number in numbers if isinstance(number, signal.Signals)]
+
+
+def _raise_signal_exception(number: int, _frame: FrameType | None) -> None:
+    name = signal.Signals(number)
+    message = f"Process {os.getpid()} got signal: {number} ({name.name})"
+    raise SignalException(message, name)
+
+
 class GroupContext(PContext):
     """A `PContext` whose processes belong to a process group."""
 
     _group: ProcessGroup | None = None
-    _is_started = False
+    _functions: Functions | None = None
     _result: RunProcsResult | None = None
     _numa_options: NumaOptions | None = None
 
@@ -108,15 +255,14 @@ class GroupContext(PContext):
         return {} if self._group is None else self._group.pids
 
     def _start(self) -> None:
-        if self._is_started:
+        if self._group is not None:
             message = f"{self.name} was started already: a context starts its processes once"
             raise ValueError(message)
-        self._is_started = True
-        self._prepare()
         ensure_standard_descriptors()
         wiring, group = Wiring(capture=False), ProcessGroup(say=self._say)
-        group.at_end(self._release)
         self._group = group
+        if self._functions is not None:
+            group.at_end(self._functions.close)
         starter = WorkerStarter(group.guardian, wiring, self._logs, self._affinities())
         group.start(
             self.nprocs,
@@ -128,7 +274,7 @@ class GroupContext(PContext):
         if self._numa_options is None:
             return {}
         from elastic_run.cluster.numa import worker_affinities
-        from elastic_run.multiprocessing.process.interpreter import own_interpreter
+        from elastic_run.multiprocessing.process.fork_exec import own_interpreter
 
         return worker_affinities(self._numa_options, self.nprocs, python=own_interpreter())
 
@@ -157,20 +303,15 @@ class GroupContext(PContext):
 
         logging.getLogger(__name__).warning("%s", text)
 
-    def _prepare(self) -> None:
-        """Refuse functions and arguments that can't be started, before the first process starts."""
-
-    def _release(self) -> None:
-        """Free what the processes needed, after their end."""
-
     @abc.abstractmethod
     def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
         """Start one process."""
 
-    def _wait_news(self, timeout: float | None, period: float) -> None:  # noqa: ARG002 - nothing is looked at
-        group = self._group
-        if group is not None:
-            group.wait(lambda: group.is_decided, timeout)
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002 - nothing is polled
+        """Wait until all processes have ended or one has failed; see `PContext.wait`."""
+        if (group := self._group) is not None:
+            group.wait(lambda: group.is_decided, None if timeout < 0 else timeout)
+        return self._poll()
 
     def _poll(self) -> RunProcsResult | None:
         group = self._group
@@ -185,7 +326,10 @@ class GroupContext(PContext):
                 path = self.error_files.get(rank, "")
                 result.failures[rank] = ProcessFailure(rank, group.pids[rank], group.ended[rank], path)
             if not result.failures:
-                result.return_values = self._values(group)
+                functions = group.functions
+                result.return_values = {
+                    rank: functions[rank].read_value(rank) if rank in functions else None for rank in sorted(group.pids)
+                }
                 if cleanup := getattr(self._logs_specs, "cleanup", None):
                     cleanup()
         return self._result
@@ -194,10 +338,6 @@ class GroupContext(PContext):
         """Return the ranks that count as failed: the processes that failed before the others were stopped."""
         own = [rank for rank, code in group.ended.items() if code and rank not in group.stopped]
         return own or failed
-
-    @abc.abstractmethod
-    def _values(self, group: ProcessGroup) -> dict[int, Any]:
-        """Return the values that the processes returned."""
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         if self._group is not None:
@@ -224,28 +364,23 @@ class MultiprocessContext(GroupContext):
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters)
         self.start_method = start_method
         self._numa_options = numa_options
-        self._functions: Functions
 
-    def _prepare(self) -> None:
+    def _start(self) -> None:
         from elastic_run.multiprocessing.functions.launch import Functions
 
         entrypoint: Any = self.entrypoint
-        self._functions = Functions(entrypoint, self.args, self.start_method)
+        if self._group is None:
+            self._functions = Functions(entrypoint, self.args, self.start_method)
+        super()._start()
 
     def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:
+        functions: Any = self._functions
+
         def give_up() -> None:
             group.abandon()
-            self._reset_signals()
+            self._signals.leave()
 
-        return starter.start_function(self._functions, local_rank, self.envs[local_rank], on_fork=give_up)
-
-    def _release(self) -> None:
-        self._functions.close()
-
-    def _values(self, group: ProcessGroup) -> dict[int, Any]:
-        from elastic_run.multiprocessing.functions.launch import read_value
-
-        return {rank: read_value(group.results[rank], rank) for rank in sorted(group.pids)}
+        return starter.start_function(functions, local_rank, self.envs[local_rank], on_fork=give_up)
 
 
 class SubprocessContext(GroupContext):
@@ -282,9 +417,6 @@ class SubprocessContext(GroupContext):
     def _blamed(self, group: ProcessGroup, failed: list[int]) -> list[int]:
         """Return the ranks that count as failed: after a failure the stopped processes count too, as with torch."""
         return [rank for rank, code in group.ended.items() if code] if failed else []
-
-    def _values(self, group: ProcessGroup) -> dict[int, Any]:
-        return dict.fromkeys(sorted(group.pids))
 
 
 class SubprocessHandler:

@@ -21,16 +21,17 @@ from multiprocessing import context, process, reduction
 from multiprocessing.context import Process
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process.fork_exec import place_descriptor
-from elastic_run.multiprocessing.process.interpreter import find_interpreter
-from elastic_run.records import dataclass
+from elastic_run.multiprocessing.process.fork_exec import find_interpreter, place_descriptor
+from elastic_run.records import replace
 from elastic_run.signals import STACK_SIGNAL
 from elastic_run.worker_start import register, tell_uncaught
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
+
+    from elastic_run.multiprocessing.process.fork_exec import SpawnOptions
 
 #: The exit code of a program that was interrupted, as shells have it.
 _INTERRUPTED = 128 + 2
@@ -42,55 +43,6 @@ START_METHODS = ("spawn", "fork", "forkserver")
 _DEVICES = ("cuda", "xpu")
 #: Where a main module without a file is.
 _NO_FILE = "in an interactive session or on the command line"
-
-
-@dataclass(frozen=True, slots=True)
-class ForkSetup:
-    """The steps by which a forked process becomes a worker; an exec'd process needs none of them."""
-
-    #: Variables in addition to the parent's environment.
-    env: Mapping[str, str]
-    #: Descriptors that become 1 and 2; None for a stream that it keeps. Plain numbers, or, for a fork server, objects
-    #: of `multiprocessing.reduction.DupFd`.
-    streams: tuple[Any, Any]
-    #: See `SpawnOptions`.
-    replaced: Collection[int] = ()
-    affinity: frozenset[int] | None = None
-    #: Descriptor for its stacks, in the form of `streams`, and its number in the worker; or None.
-    stacks: tuple[Any, int] | None = None
-
-    def perform(self) -> None:
-        """Begin a session, take the streams, the variables and the CPUs."""
-        os.setsid()
-        sources = {}
-        for target, source in enumerate(self.streams, start=1):
-            if source is not None:
-                sources[target] = source if isinstance(source, int) else source.detach()
-                os.dup2(sources[target], target)
-        for fd in set(sources.values()):
-            os.close(fd)
-        for target in self.replaced:
-            _redirect_stream(target)
-        os.environ.update(self.env)
-        os.environ.pop(contract.ENV_RDZV_TOKEN, None)  # as in `fork_exec.inherited_environment`
-        if self.affinity is not None:
-            os.sched_setaffinity(0, self.affinity)
-        if self.stacks is not None:
-            source, number = self.stacks
-            if isinstance(source, int) or place_descriptor(source.detach(), number):
-                register(number, STACK_SIGNAL)
-
-
-def _redirect_stream(fd: int) -> None:
-    """Let `print` write to a descriptor that was redirected, where it doesn't: a notebook's stdout is no descriptor."""
-    name = "stdout" if fd == 1 else "stderr"
-    try:
-        is_there = getattr(sys, name).fileno() == fd
-    except (AttributeError, OSError, ValueError):
-        is_there = False
-    if not is_there:
-        # Not closed on purpose: it is the process's stream from now on.
-        setattr(sys, name, os.fdopen(fd, "w", buffering=1, errors="backslashreplace", closefd=False))
 
 
 class FunctionWorker(Process):
@@ -114,26 +66,42 @@ class FunctionWorker(Process):
         self.function = function
         self.args = args
         self.is_recorded = is_recorded
-        #: Descriptor of the file for the result: a number, or an object of `DupFd`.
-        self.result: Any = None
-        #: Descriptor of a pipe, in the same form: a byte comes when the function may be called.
-        self.start_pipe: Any = None
-        #: What a forked process does first, or None.
-        self.fork_setup: ForkSetup | None = None
+        #: Descriptor of the file for the result, and of a pipe: a byte comes when the function may be called.
+        self.result = self.start_pipe = -1
         #: Variables of a spawned process, which are set again: its import of the main file may have replaced them.
         self.env: Mapping[str, str] = {}
+        #: What the child of a fork server takes when it calls the function, and its pipe for stacks.
+        self.options: SpawnOptions | None = None
+        self._stacks: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give a fork server's child the descriptors together with the pickled function."""
+        options: Any = self.options
+        if options is None:
+            return self.__dict__
+        passed = {name: reduction.DupFd(getattr(self, name)) for name in ("result", "start_pipe")}
+        streams = {name: reduction.DupFd(getattr(options, name)) for name in ("stdout", "stderr")}
+        stacks = None if options.stacks < 0 else reduction.DupFd(options.stacks)
+        return {**self.__dict__, **passed, "options": replace(options, closed=(), **streams), "_stacks": stacks}
+
+    def _begin_as_executed(self, options: Any) -> None:
+        """In the child of a fork server: take what `__getstate__` has passed."""
+        passed: Any = self
+        self.result, self.start_pipe = passed.result.detach(), passed.start_pipe.detach()
+        has_stacks = self._stacks is not None and place_descriptor(self._stacks.detach(), options.stacks)
+        streams = {name: getattr(options, name).detach() for name in ("stdout", "stderr")}
+        become_as_executed(replace(options, **streams, stacks=options.stacks if has_stacks else -1))
 
     def run(self) -> None:
         """Call the function, and tell the launcher; runs in the worker."""
-        if self.fork_setup is not None:
-            self.fork_setup.perform()
+        if self.options is not None:
+            self._begin_as_executed(self.options)
         os.environ.update(self.env)
-        result, start_pipe = (fd if isinstance(fd, int) else fd.detach() for fd in (self.result, self.start_pipe))
-        os.set_inheritable(result, False)
+        os.set_inheritable(self.result, False)
         if self._start_method == "spawn":
             _watch_parent()
-        is_known = os.read(start_pipe, 1)
-        os.close(start_pipe)
+        is_known = os.read(self.start_pipe, 1)
+        os.close(self.start_pipe)
         if not is_known:
             return  # the launcher is gone
         try:
@@ -146,7 +114,7 @@ class FunctionWorker(Process):
             sys.last_value = shown  # as the interpreter does, so that exit functions can see the failure
             sys.excepthook(type(shown), shown, shown.__traceback__)
             sys.exit(1)
-        _leave_result(result, kind, payload)
+        _leave_result(self.result, kind, payload)
         if kind == TRACEBACK:
             sys.exit(1)
 
@@ -188,6 +156,35 @@ class FunctionWorker(Process):
                 f"({type(error).__name__}: {error}): return plain data, or save it to a file"
             )
             raise pickle.PicklingError(message) from None
+
+
+def become_as_executed(options: SpawnOptions) -> None:
+    """Begin a session in a forked process; take the streams, the variables and the CPUs, as an executed one would."""
+    os.setsid()
+    os.dup2(options.stdout, 1)
+    os.dup2(options.stderr, 2)
+    for fd in {options.stdout, options.stderr} - {1, 2}:
+        os.close(fd)
+    for fd in options.replaced:
+        _redirect_stream(fd)
+    os.environ.update(options.env)
+    os.environ.pop(contract.ENV_RDZV_TOKEN, None)  # as in `fork_exec.inherited_environment`
+    if options.affinity is not None:
+        os.sched_setaffinity(0, options.affinity)
+    if options.stacks >= 0:
+        register(options.stacks, STACK_SIGNAL)
+
+
+def _redirect_stream(fd: int) -> None:
+    """Let `print` write to a descriptor that was redirected, where it doesn't: a notebook's stdout is no descriptor."""
+    name = "stdout" if fd == 1 else "stderr"
+    try:
+        is_there = getattr(sys, name).fileno() == fd
+    except (AttributeError, OSError, ValueError):
+        is_there = False
+    if not is_there:
+        # Not closed on purpose: it is the process's stream from now on.
+        setattr(sys, name, os.fdopen(fd, "w", buffering=1, errors="backslashreplace", closefd=False))
 
 
 def _watch_parent() -> None:

@@ -374,7 +374,7 @@ def pass_on_elsewhere(targets: Mapping[int, Sequence[int]], *, is_exec: bool) ->
     """
     interpreter = ""
     if is_exec:
-        from elastic_run.multiprocessing.process.interpreter import find_interpreter
+        from elastic_run.multiprocessing.process.fork_exec import find_interpreter
 
         interpreter = find_interpreter()
     pid = _spawn(interpreter, targets) if interpreter else os.fork()

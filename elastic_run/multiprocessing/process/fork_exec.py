@@ -16,6 +16,7 @@ Rules
 from __future__ import annotations
 
 import os
+import sys
 
 from elastic_run import contract
 from elastic_run.records import dataclass
@@ -253,3 +254,69 @@ def place_descriptor(received: int, number: int) -> bool:
         is_free = False
     os.close(received)
     return is_free
+
+
+# --- the interpreter --------------------------------------------------------------------------------------------------
+# Code of ours in a process of its own needs an interpreter. `sys.executable` may be another program: where one embeds
+# Python (uwsgi, a simulator, a C++ service) or was frozen (PyInstaller), it is that program. With an interpreter's
+# arguments it would begin its own work a second time, so trying is no option. The name decides.
+
+#: Beginnings of an interpreter's name, and what may follow: a version, and a build's letters.
+_NAMES = ("python", "pypy", "graalpy")
+_BUILDS = ("", "t", "d", "td", "w", "m", "dm")
+
+#: Begin of the code that a worker runs under --run-path. torch calls runpy in a process that multiprocessing has made
+#: with the launcher's `sys.path`, on which stubs that start a program (Bazel, PEX) put their directories. Our workers
+#: are executed, so this is a command. With -m and a module of ours, the workers' interpreter would have to find ours.
+_RUN_PATH = "import runpy, sys; del sys.argv[0]; sys.path[:] = "
+
+
+def make_run_path_code() -> str:
+    """Return the code that runs the script of its first argument, with the `sys.path` of this process."""
+    entries: list[object] = [*sys.path]
+    path = [entry for entry in entries if isinstance(entry, str)]  # Python, too, passes over a pathlib.Path
+    return f"{_RUN_PATH}{path!a}; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def is_run_path_code(word: str) -> bool:
+    """Whether a word of a command is such code."""
+    return word.startswith(_RUN_PATH)
+
+
+def own_interpreter() -> str:
+    """Return `sys.executable`; if that is no interpreter, this Python's interpreter, or ""."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    prefixes = () if getattr(sys, "frozen", False) else (sys.exec_prefix, sys.base_exec_prefix)
+    candidates = (sys.executable, *(os.path.join(prefix, "bin", f"python{version}") for prefix in prefixes))
+    return next((path for path in candidates if path and is_interpreter(path)), "")
+
+
+def running_interpreter() -> str:
+    """Return the interpreter that runs now, or "" if the system does not tell; profilers replace `sys.executable`."""
+    path = os.path.realpath("/proc/self/exe")
+    return path if is_interpreter(path) else ""
+
+
+def find_interpreter() -> str:
+    """Return the interpreter that the program has given to `multiprocessing.set_executable`, or its own, or ""."""
+    spawn = sys.modules.get("multiprocessing.spawn")
+    chosen = os.fsdecode((spawn and spawn.get_executable()) or "")
+    return chosen if chosen not in ("", sys.executable) else own_interpreter()
+
+
+def is_interpreter(path: str) -> bool:
+    """Whether a program is an interpreter, as its name, or the name of the file behind a link, tells.
+
+    The executable of a frozen program is the program itself, under any name.
+    """
+    if getattr(sys, "frozen", False) and path == sys.executable:
+        return False
+    names = (os.path.basename(path), os.path.basename(os.path.realpath(path)))
+    return any(map(is_interpreters_name, names)) and os.access(path, os.X_OK)
+
+
+def is_interpreters_name(name: str) -> bool:
+    """Whether a file's name is an interpreter's."""
+    beginning = next((each for each in _NAMES if name.startswith(each)), None)
+    rest = "?" if beginning is None else name[len(beginning) :].lstrip("0123456789.")
+    return rest in _BUILDS or rest.startswith("-")

@@ -22,7 +22,13 @@ import sys
 
 from elastic_run import contract
 from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, open_unnamed, start_process
+from elastic_run.multiprocessing.process.fork_exec import (
+    find_interpreter,
+    inheritable_descriptors,
+    open_unnamed,
+    running_interpreter,
+    start_process,
+)
 from elastic_run.multiprocessing.process.guardian_process import (
     become_daemon,
     ignore_signals,
@@ -30,7 +36,6 @@ from elastic_run.multiprocessing.process.guardian_process import (
     send_on_link,
     stand_guard,
 )
-from elastic_run.multiprocessing.process.interpreter import find_interpreter, running_interpreter
 from elastic_run.signals import SIGKILL
 
 TYPE_CHECKING = False

@@ -18,9 +18,9 @@ from elastic_run.multiprocessing.process import process_table
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
 
     from elastic_run.loop import Loop, Timer
-    from elastic_run.multiprocessing.functions.launch import ServedExit
     from elastic_run.multiprocessing.process.guardian import Guardian
     from elastic_run.multiprocessing.process.process_table import ProcessStat
     from elastic_run.multiprocessing.starter import StartedWorker
@@ -64,7 +64,8 @@ class Workers:
         self._since = process_table.start_time("self")
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
-        self._exits: dict[int, ServedExit] = {}
+        #: By local rank: the fork server's children, of whose ends multiprocessing tells.
+        self._served: dict[int, Any] = {}
         self._sessions: dict[int, process_table.Session] = {}
         self._ended_before_stop: set[int] = set()
         self._told: set[int] = set()
@@ -79,15 +80,15 @@ class Workers:
     def adopt(self, local_rank: int, started: StartedWorker) -> None:
         """Take charge of a worker that was just started."""
         pid = started.pid
-        served = None if started.function is None else started.function.exit
         self._sessions[pid] = process_table.Session(started.born)
         self.pids[local_rank] = pid
         self.alive.add(local_rank)
+        served = None if started.function is None else started.function.served
         if served is None:
             self._loop.watch_exit(pid, lambda code: self._exited(local_rank, code))
         else:
-            self._exits[local_rank] = served
-            self._loop.add_reader(served.descriptor, lambda: self._served_exited(local_rank))
+            self._served[local_rank] = served
+            self._loop.add_reader(served.sentinel, lambda: self._served_exited(local_rank))
 
     def forward(self, number: int) -> None:
         """Send a signal to the workers that live, not to their children."""
@@ -146,9 +147,11 @@ class Workers:
         self._look_again()
 
     def _served_exited(self, local_rank: int) -> None:
-        served = self._exits.pop(local_rank)
-        self._loop.remove_reader(served.descriptor)
-        self._exited(local_rank, served.read())
+        served = self._served.pop(local_rank)
+        self._loop.remove_reader(served.sentinel)
+        code = served.poll()
+        served.close()
+        self._exited(local_rank, code)
 
     def _exited(self, local_rank: int, code: int) -> None:
         self.alive.discard(local_rank)
@@ -163,8 +166,8 @@ class Workers:
             self._advance()
 
     def _has_ended(self, local_rank: int) -> bool:
-        served = self._exits.get(local_rank)
-        return _is_zombie(self.pids[local_rank]) if served is None else served.has_ended()
+        served = self._served.get(local_rank)
+        return _is_zombie(self.pids[local_rank]) if served is None else served.poll() is not None
 
     def _signal_ended_groups(self, leaders: Iterable[int]) -> None:
         """Send the signal to the remaining processes in the groups of ended workers."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing.process import interpreter
+from elastic_run.multiprocessing.process import fork_exec
 from tests.support.launch import Launched, clean_environment
 from tests.support.processes import wait_gone
 from tests.support.programs import write_program
@@ -118,7 +118,7 @@ def test_interpreters_are_known_by_their_name(tmp_path: Path, name: str, *, expe
     """Only what is called as an interpreter is executed as one."""
     path = tmp_path / (name or "none")
     path.touch(mode=0o755)
-    assert interpreter.is_interpreter(str(path)) is expected
+    assert fork_exec.is_interpreter(str(path)) is expected
 
 
 _SOURCE = Path(__file__).parents[2] / "data" / "embedding.c"
