@@ -284,7 +284,7 @@ FLAGS: tuple[Flag, ...] = (
         Flag("--numa-binding", "node|socket|exclusive|core-complex", has_variable=False),
         Flag("--omp-threads", "N|auto", read.threads, is_ours=True),
         Flag("--worker-store", "auto|agent|rank0|torch", default="auto", is_ours=True),
-        Flag("--preload", "MODULE,...|auto", read.preloaded, default="", is_ours=True),
+        Flag("--preload", "MODULE,...", read.preloaded, default="", is_ours=True),
     ),
     *_group(
         "Rendezvous of several nodes",

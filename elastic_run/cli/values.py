@@ -318,10 +318,10 @@ def host_if_given(text: str) -> str:
 
 
 def preloaded(text: str) -> str:
-    """Check names of modules, separated by commas, one of which may be `auto`; empty for none."""
+    """Check names of modules, separated by commas; empty for none."""
     names = text.split(",") if text else []
     if not all(part.isidentifier() for name in names for part in name.split(".")):
-        refuse("is not a list of modules (torch,numpy), nor auto")
+        refuse("is not a list of modules (torch,numpy)")
     return text if len(text.encode()) <= _MOST_PRELOADED else refuse(f"is longer than {_MOST_PRELOADED} bytes")
 
 

@@ -139,7 +139,7 @@ def test_examples_run_on_a_gpu(name: str, arguments: tuple[str, ...], launch: La
 
 
 # --- warm workers: torch is preloaded without CUDA, and CUDA works in the forks ---------------------------------------
-@pytest.mark.parametrize("flag", ["--preload=torch", "--preload=auto", ""])
+@pytest.mark.parametrize("flag", ["--preload=torch", ""])
 def test_workers_restart_on_the_gpu(flag: str, launch: Launch, program: Program, record: Record) -> None:
     """A rank is killed while its peer holds GPU memory; both start again, from the template where there is one."""
     flags = [flag] if flag else []
@@ -149,8 +149,7 @@ def test_workers_restart_on_the_gpu(flag: str, launch: Launch, program: Program,
     restarted = max(float(found[1]) for found in job.wait_lines(r"restarted at ([\d.]+)", count=2))
     record.add("restart", f"{flag or 'cold'}: {restarted - killed:.2f} s from the death to the last all-reduce")
     how = "warm" if flag == "--preload=torch" else "cold"
-    if flag != "--preload=auto":
-        assert job.stdout.count(f"attempt 1 is {how}") == 2, job.stderr
+    assert job.stdout.count(f"attempt 1 is {how}") == 2, job.stderr
     assert job.stdout.count("began: 2.0") == 4
 
 

@@ -5,5 +5,5 @@ Python would open the script. At that moment it stops (`template`), imports the 
 A fork goes on from there by itself: Python runs the script, module, directory or zip file as it always
 does. So this package imitates no part of Python, and no frame of ours is on the stack.
 
-In the agent runs `worker_pool`; in the template and the worker `template`, `fork_safety` and `automatic_preload`.
+In the agent runs `worker_pool`; in the template and the worker `template` and `fork_safety`.
 """

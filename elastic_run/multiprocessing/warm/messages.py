@@ -14,13 +14,9 @@ import marshal
 import os
 import sys
 
-from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.fork_exec import open_unnamed
-from elastic_run.signals import SIGKILL
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
 #: The kernel sends no more descriptors at once (SCM_MAX_FD).
@@ -86,34 +82,3 @@ def take_from_file(descriptor: int) -> dict[str, Any]:
     with os.fdopen(descriptor, "rb") as file:
         document: dict[str, Any] = marshal.load(file)  # noqa: S302 - ditto
     return document
-
-
-class Fork:
-    """A fork that waits to become a worker, a child of this process; it reads its order from the channel."""
-
-    __slots__ = ("_stat", "channel", "pid")
-
-    def __init__(self, pid: int, channel: _socket.socket) -> None:
-        self.pid = pid
-        self.channel = channel
-        self._stat = process_table.read_stat(pid)
-
-    def kill(self) -> None:
-        """End it, unless it has ended and its pid belongs to another process."""
-        self.channel.close()
-        if self._stat is not None:
-            process_table.signal_processes({self.pid: self._stat}, SIGKILL)
-
-    def start(self, argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]) -> bool:
-        """Let it become a worker, see `WorkerPool.start_worker`; return whether it was there to hear it."""
-        # In bytes: the worker's Python may have another encoding than this one.
-        variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
-        file = open_unnamed(marshal.dumps({"argv": [*map(os.fsencode, argv)], "env": variables}))
-        try:
-            send(self.channel, {}, [file, *streams])
-        except OSError:
-            return False
-        finally:
-            os.close(file)
-            self.channel.close()
-        return True

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 _RUNS_PROGRAM = "cpython.run_"
 _MOST_TEXT = 4000
 _LIST_ITERATOR: type = type(iter([]))
-#: Stands for the program's own imports.
-_AUTO = "auto"
 #: c10::detail::kDefaultSeed; releases that draw one use 64 random bits.
 _TORCH_CONSTANT_SEED = 67280421310721
 
@@ -62,14 +60,13 @@ class _Hook:
         self._channel: _socket.socket | None = channel
         self._watch = watch
 
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def __call__(self, event: str, _arguments: tuple[Any, ...]) -> None:
         if self._channel is None or not event.startswith(_RUNS_PROGRAM):
             return
         channel, self._channel = self._channel, None
         try:
             self._forget()
-            program = str(arguments[0]) if arguments else ""
-            Template(channel, self._watch, kind=event.removeprefix(_RUNS_PROGRAM), program=program).serve()
+            Template(channel, self._watch).serve()
         except BaseException as error:  # noqa: BLE001 - never on to the program
             sys.excepthook(type(error), error, error.__traceback__)
             os._exit(1)
@@ -91,11 +88,9 @@ class _Hook:
 class Template:
     """The main program of the template process."""
 
-    def __init__(self, channel: _socket.socket, watch: ImportWatch, *, kind: str, program: str) -> None:
+    def __init__(self, channel: _socket.socket, watch: ImportWatch) -> None:
         self._channel = channel
         self._watch = watch
-        self._kind = kind
-        self._program = program
         self._title = ProcessTitle()
         # Before the imports, which may change `sys.argv` and `os.environ`.
         self._argument_count = len(sys.argv) - 1
@@ -115,43 +110,26 @@ class Template:
                 return
         os._exit(0)
 
-    def _import(self, modules: Sequence[str], left_out: Sequence[str], own: Sequence[str]) -> bool:
+    def _import(self, modules: Sequence[str], own: Sequence[str]) -> bool:
         """Import the modules, and report the progress to the agent; return whether workers can be forked."""
         import importlib
 
         if hazard := self._watch.find_hazard(variables=own):
             self._send("failed", f"Python's own start can't be preloaded (sitecustomize, a .pth file): it {hazard}")
             return False
-        chosen = self._choose(modules, left_out)
-        if not chosen:
-            self._send("idle")
-            return False
-        for name in chosen:
+        for name in modules:
             self._send("importing", name)
             try:
                 importlib.import_module(name)
             except BaseException as error:  # noqa: BLE001 - whatever the module's code raises
-                if isinstance(error, ImportError) and name not in modules:
-                    continue  # the program may do without, it is only one of its imports
                 self._send("failed", f"{name} can't be imported ({describe_exception(error)})")
                 return False
             if hazard := self._watch.find_hazard(variables=own):
-                # The user can't leave out a module that `auto` chose: another template does without it.
-                kind = "unfit" if name not in modules and len(chosen) > 1 else "failed"
-                self._send(kind, f"{name} can't be preloaded: it {hazard}", package=_package(name))
+                self._send("failed", f"{name} can't be preloaded: it {hazard}")
                 return False
         self._watch.close()
         self._send("ready")
         return True
-
-    def _choose(self, names: Sequence[str], left_out: Sequence[str]) -> list[str]:
-        """Return the modules, with the program's own in place of `auto`, and without packages that are left out."""
-        if _AUTO not in names:
-            return list(names)
-        from elastic_run.multiprocessing.warm.automatic_preload import choose_modules
-
-        own = [name for name in choose_modules(self._kind, self._program) if _package(name) not in left_out]
-        return [*dict.fromkeys(each for name in names for each in (own if name == _AUTO else [name]))]
 
     def _fork(self, places: list[int]) -> bool:
         """Fork a worker for each place; return True in one of them."""
@@ -244,10 +222,6 @@ class Template:
         _renew_stream(sys.__stderr__, 2, "<stderr>")
         _draw_anew()
         begin_diagnosis()
-
-
-def _package(name: str) -> str:
-    return name.partition(".")[0]
 
 
 def _fork_quietly() -> int:

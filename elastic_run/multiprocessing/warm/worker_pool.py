@@ -4,9 +4,8 @@ Rules
 - A round never fails for lack of a warm worker: a missing one is started as without `--preload`. The templates start
   before the rendezvous. A round waits for their imports, since a worker would import no faster, but not for ever.
 - The next generation is ordered when a round begins to end, so that it is ready when the old generation is gone.
-- A template that dies is replaced a moment later, a few times. A template is unfit if a module can't be imported, ends
-  the process, or leaves something that can't be forked. An unfit template is not replaced, unless `--preload auto`
-  chose the module: then another template leaves that module out. The user is told once.
+- A template is unfit if a module can't be imported, ends the process, or leaves something that can't be forked. Neither
+  an unfit template nor a dead one is replaced: workers start cold from then on, and the user is told once.
 - A fork is kept once it is a child of this process, also if its template died then. Any other fork ends by itself when
   its socket is closed.
 - Forks become children of this process, since it is a subreaper as long as there are templates. Of several agents that
@@ -15,14 +14,15 @@ Rules
 
 from __future__ import annotations
 
+import marshal
+import os
 import resource
 
 from elastic_run import contract
 from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, start_process
+from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, open_unnamed, start_process
 from elastic_run.multiprocessing.warm import messages
-from elastic_run.multiprocessing.warm.messages import Fork
-from elastic_run.signals import SIGKILL, signal_name, signal_number
+from elastic_run.signals import SIGKILL, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 _NOTICE = 15.0
 _IMPORT_WAIT = 300.0
 _FORK_WAIT = 10.0
-#: Templates in a row that may die.
-_TRIES = 3
-#: A module that ends its process by one of these does so each time; other signals come from outside.
-_CRASHES = frozenset(map(signal_number, ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")))
 
 
 class WorkerPool:
@@ -68,27 +64,19 @@ class WorkerPool:
         #: Variables that differ between workers beside those that always do; signals that are blocked when they begin.
         self.own = own
         self.mask = mask
-        self.argv: Sequence[str] = ()
-        self.env: Mapping[str, str] = {}
-        #: Packages that no template chooses for `auto`.
-        self.left_out: list[str] = []
         self.loop: Loop | None = None
         self._unsaid: list[str] = []
         self.say: Callable[[str], None] = self._unsaid.append
         #: Logical CPUs of each worker by local rank; None for a worker that inherits its CPUs.
         self._affinities = affinities
-        self._templates: dict[frozenset[int] | None, TemplateClient] = {}
-        self._left: list[TemplateClient] = []
-        #: Templates in a row that have died.
-        self.losses = 0
-        self._is_hopeless = False
+        self._templates = {affinity: TemplateClient(self, affinity) for affinity in affinities.values()}
         self._waiter: Callable[[], None] | None = None
         self._timers: list[Timer] = []
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Start the templates with a worker's command line, and an environment without variables that differ."""
-        self.argv, self.env = argv, dict(env)
-        self._start_templates()
+        for template in self._templates.values():
+            template.start(argv, env)
 
     def attach(self, loop: Loop, say: Callable[[str], None]) -> None:
         """Listen to the templates from now on."""
@@ -127,8 +115,8 @@ class WorkerPool:
 
         `streams` are the descriptors that it gets as 1 and 2, and the pipe for its stacks, if it gets one.
         """
-        template = self._templates.get(self._affinities[local_rank])
-        while template is not None and template.forks:  # there may be none any more (`leave_out`)
+        template = self._templates[self._affinities[local_rank]]
+        while template.forks:
             fork = template.forks.pop(0)
             if fork.start(argv, env, streams):
                 return fork.pid
@@ -139,26 +127,14 @@ class WorkerPool:
     def close(self) -> None:
         """End the templates and all that waits."""
         self._cancel_timers()
-        self.dismiss()
-        templates = [*self._templates.values(), *self._left]
+        templates = self._templates.values()
+        for template in templates:
+            template.dismiss()
         if self.loop is not None:
             self.loop.run_until(lambda: not any(each.living for each in templates), self.loop.now() + 2.0)
         for template in templates:
             template.forget()
         process_table.set_subreaper(is_on=self._was_subreaper)
-
-    def _start_templates(self) -> None:
-        for affinity in dict.fromkeys(self._affinities.values()):
-            template = self._templates.setdefault(affinity, TemplateClient(self, affinity))
-            if not template.is_there:
-                template.start()
-
-    def _renew(self) -> None:
-        if not self._is_hopeless and self.losses <= _TRIES:
-            try:
-                self._start_templates()
-            except OSError as error:
-                self.give_up(f"the template can't be started: {error.strerror}")
 
     # --- what templates report ---------------------------------------------------------------------------------------
     def settle(self) -> None:
@@ -171,48 +147,12 @@ class WorkerPool:
 
     def report_lost(self, count: int) -> None:
         """Tell that forks were killed."""
-        lost = (
-            "a fork was killed: one worker starts"
-            if count == 1
-            else f"{count} forks were killed: {count} workers start"
-        )
-        self.say(f"--preload: {lost} cold")
-
-    def report_refusal(self, reason: str) -> None:
-        """Tell that the system refuses forks."""
-        self.say(f"--preload: the template can't fork ({reason}): the missing workers start cold")
-
-    def leave_out(self, package: str, reason: str) -> None:
-        """Start other templates without a package that the user has not named."""
-        self.say(f"--preload=auto: {reason}: it is left out")
-        self.left_out.append(package)
-        old = [*self._templates.values()]
-        for template in old:
-            template.dismiss()
-        self._left += old
-        self._templates.clear()
-        self._renew()
-        self.prepare()
-
-    def lose(self, template: TemplateClient, how: str) -> None:
-        """Tell that a template has died, and start another one a moment later."""
-        self.losses += 1
-        is_last = self.losses > _TRIES
-        outlook = "from now on" if is_last else "until there is another template"
-        victim = f" (it was importing {template.importing})" if template.importing else ""
-        self.say(f"--preload: the workers' template {how}{victim}: workers start cold {outlook}")
-        if self.loop is not None and not is_last:
-            self.loop.call_later(1.0, self._renew)  # a round that begins comes first
+        self.say(f"--preload: workers that start cold, since their forks were killed: {count}")
 
     def give_up(self, reason: str) -> None:
         """Go on without warm workers, and say why, once."""
-        if not self._is_hopeless:
+        if any(template.is_there for template in self._templates.values()):
             self.say(f"--preload: {reason}: workers start cold")
-        self.dismiss()
-
-    def dismiss(self) -> None:
-        """End all templates for good."""
-        self._is_hopeless = True
         for template in self._templates.values():
             template.dismiss()
 
@@ -234,26 +174,20 @@ class WorkerPool:
         self._timers.clear()
 
     def _end_wait(self, wait_limit: float) -> None:
-        if not self._is_ready:
-            self.give_up(f"the workers' template is still {self._doing} after a wait of {wait_limit:.0f} s")
-            self.settle()
-            return
-        for template in self._templates.values():
-            if template.is_busy:
-                process_table.signal_children((template.pid,), SIGKILL)  # it is stopped, perhaps; its end is news
+        self.give_up(f"the workers' template is still {self._doing} after a wait of {wait_limit:.0f} s")
+        self.settle()
 
 
 class TemplateClient:
     """The agent's side of one template: orders forks, and keeps the waiting forks until they become workers."""
 
     def __init__(self, pool: WorkerPool, affinity: frozenset[int] | None) -> None:
-        #: Its process, also after its end; 0 before the start.
-        self.pid = 0
         #: Whether it lives, for all that is known, and whether it has all its modules.
         self.is_there = self.has_imported = False
         #: The module that it imports, or was importing when it ended.
         self.importing = ""
-        self.forks: list[Fork] = []
+        self.forks: list[_Fork] = []
+        self._pid = 0
         self._pool = pool
         self._affinity = affinity
         self._channel: _socket.socket | None = None
@@ -264,23 +198,23 @@ class TemplateClient:
         self._born: list[int] = []
         #: Its processes that this process has to wait for.
         self.living: set[int] = set()
-        self._sessions: dict[int, process_table.Session] = {}
+        self._session = process_table.Session(0)
 
     @property
     def is_busy(self) -> bool:
         """Whether forks that were ordered are not there yet."""
         return self.is_there and bool(self._wanted or self._ordered)
 
-    def start(self) -> None:
+    def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Start the template."""
         pool = self._pool
         channel, theirs = messages.open_pair()
         try:
-            messages.send(channel, {"modules": [*pool.modules], "left_out": pool.left_out, "own": [*pool.own]})
+            messages.send(channel, {"modules": [*pool.modules], "own": [*pool.own]})
             end = theirs.fileno()
-            self.pid = start_process(
-                pool.argv,
-                {**pool.env, contract.ENV_TEMPLATE: str(end)},
+            self._pid = start_process(
+                argv,
+                {**env, contract.ENV_TEMPLATE: str(end)},
                 stdout=2,  # prints of an import are no worker's output
                 affinity=self._affinity,
                 closed=inheritable_descriptors(),
@@ -292,18 +226,17 @@ class TemplateClient:
             raise
         finally:
             theirs.close()
-        self._channel, self.is_there, self.importing = channel, True, ""
-        born = process_table.start_time(self.pid)
-        self._sessions[self.pid] = process_table.Session(born)
-        pool.guardian.watch(self.pid, born)
-        pool.guardian.spared.add(self.pid)
+        self._channel, self.is_there = channel, True
+        self._session.born = process_table.start_time(self._pid)
+        pool.guardian.watch(self._pid, self._session.born)
+        pool.guardian.spared.add(self._pid)
         self.listen()
 
     def listen(self) -> None:
         """Listen to the template, once there is a loop."""
         if self._pool.loop is not None and self._channel is not None:
             self._pool.loop.add_reader(self._channel.fileno(), self._read_news)
-            self._watch(self.pid, self._ended)
+            self._watch(self._pid, self._ended)
 
     def order(self, count: int) -> None:
         """Have forks made until this many wait."""
@@ -311,21 +244,21 @@ class TemplateClient:
         self._order_next()
 
     def dismiss(self) -> None:
-        """End the template and the waiting forks."""
+        """End the template and the waiting forks, with all processes that the modules have started."""
         self.is_there = False
         self._hang_up()
         for fork in self.forks:
             self.discard(fork)
         self.forks.clear()
-        # With all processes that the modules have started.
-        process_table.signal_groups(process_table.find_groups(self._sessions), SIGKILL)
+        if self._pid:
+            process_table.signal_groups(process_table.find_groups({self._pid: self._session}), SIGKILL)
 
     def forget(self) -> None:
         """Tell the guardian that all is gone."""
-        for session in self._sessions:
-            self._pool.guardian.forget(session)
+        if self._pid:
+            self._pool.guardian.forget(self._pid)
 
-    def discard(self, fork: Fork) -> None:
+    def discard(self, fork: _Fork) -> None:
         """End a fork that waits or is already lost."""
         fork.kill()
         self._watch(fork.pid, lambda _: None)
@@ -348,7 +281,7 @@ class TemplateClient:
         theirs: list[_socket.socket] = []
         try:
             # The kernel drops descriptors beyond the template's own limit; half of the limit is for its open files.
-            limit, _ = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
+            limit, _ = resource.prlimit(self._pid, resource.RLIMIT_NOFILE)
             for _ in range(min(self._wanted, messages.MOST_DESCRIPTORS, max(1, limit // 2))):
                 mine, other = messages.open_pair()
                 self._ordered.append(mine)
@@ -359,10 +292,13 @@ class TemplateClient:
             self._drop_ordered()  # it has just ended, which will be news
         except OSError as error:
             self._drop_ordered()
-            self._pool.report_refusal(error.strerror or str(error))
+            self._report_refusal(error.strerror or str(error))
         finally:
             for end in theirs:
                 end.close()
+
+    def _report_refusal(self, reason: str) -> None:
+        self._pool.say(f"--preload: the template can't fork ({reason}): the missing workers start cold")
 
     def _read_news(self) -> None:
         while self._channel is not None:
@@ -383,13 +319,9 @@ class TemplateClient:
                 self.importing, self.has_imported = "", True
             case "failed":
                 self._pool.give_up(news["text"])
-            case "unfit":
-                self._pool.leave_out(news["package"], news["text"])
-            case "idle":
-                self._pool.dismiss()
             case "refused":
                 self._has_refused = True
-                self._pool.report_refusal(news["text"])
+                self._report_refusal(news["text"])
             case "born":
                 self._born = news["pids"]
             case "done":
@@ -403,7 +335,7 @@ class TemplateClient:
         before = len(self.forks)
         for place, channel in enumerate(ordered):
             if place < len(born) and process_table.is_child(born[place]):
-                self.forks.append(Fork(born[place], channel))
+                self.forks.append(_Fork(born[place], channel))
             else:
                 channel.close()
                 self._wanted = 0  # the forks that there are have to suffice
@@ -413,8 +345,6 @@ class TemplateClient:
             self._pool.report_lost(lost)
         self._has_refused = False
         self._order_next()
-        if not self.is_busy:
-            self._pool.losses = 0  # it is a good one
 
     def _drop_ordered(self) -> None:
         self._wanted = 0
@@ -436,14 +366,44 @@ class TemplateClient:
         self._drop_ordered()
 
     def _ended(self, code: int) -> None:
-        self._sessions[self.pid].ended = process_table.ticks_since_boot()
-        self._pool.guardian.report_end(self.pid, self._sessions[self.pid].ended)
+        self._session.ended = process_table.ticks_since_boot()
+        self._pool.guardian.report_end(self._pid, self._session.ended)
         self._read_news()  # its last words
         self._hang_up()
-        is_news, self.is_there = self.is_there, False
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        if is_news and self.importing and (code >= 0 or -code in _CRASHES):
-            self._pool.give_up(f"{self.importing} was being imported when the template {how}")
-        elif is_news:
-            self._pool.lose(self, how)
+        if self.is_there:
+            self.is_there = False
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+            victim = f" while it imported {self.importing}" if self.importing else ""
+            self._pool.say(f"--preload: the workers' template {how}{victim}: workers start cold from now on")
         self._pool.settle()
+
+
+class _Fork:
+    """A fork that waits to become a worker, a child of this process; it reads its order from the channel."""
+
+    __slots__ = ("_channel", "_stat", "pid")
+
+    def __init__(self, pid: int, channel: _socket.socket) -> None:
+        self.pid = pid
+        self._channel = channel
+        self._stat = process_table.read_stat(pid)
+
+    def kill(self) -> None:
+        """End it, unless it has ended and its pid belongs to another process."""
+        self._channel.close()
+        if self._stat is not None:
+            process_table.signal_processes({self.pid: self._stat}, SIGKILL)
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]) -> bool:
+        """Let it become a worker, see `WorkerPool.start_worker`; return whether it was there to hear it."""
+        # In bytes: the worker's Python may have another encoding than this one.
+        variables = {os.fsencode(name): os.fsencode(value) for name, value in env.items()}
+        file = open_unnamed(marshal.dumps({"argv": [*map(os.fsencode, argv)], "env": variables}))
+        try:
+            messages.send(self._channel, {}, [file, *streams])
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+            self._channel.close()
+        return True

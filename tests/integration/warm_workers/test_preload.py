@@ -85,41 +85,6 @@ def test_what_an_import_sets_in_the_environment_stays(launch: Launch, worker: Wo
     assert warm.stdout.count("by the module") == 2
 
 
-def test_auto_takes_the_large_modules_of_others(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """Numpy is taken, also from inside a `try`; what lies beside the script, or is for type checkers, is not."""
-    (tmp_path / "beside.py").write_text("x = b'" + "x" * (5 << 20) + "'", encoding="utf-8")
-    path = worker(
-        "known = set(sys.modules)\nimport json, beside\n"
-        "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    import torch\n"
-        "try:\n    from numpy import array\nexcept ImportError: pass\n"
-        "def later():\n    import hypothesis\n"
-        "say([name for name in ('numpy', 'json', 'beside', 'torch', 'hypothesis') if name in known])"
-    )
-    job = launch("--preload=auto", path)
-    assert job.wait_exit() == 0
-    assert job.stdout == "['numpy']\n"
-
-
-def test_auto_leaves_out_what_cant_be_preloaded(launch: Launch, worker: Worker, tmp_path: Path) -> None:
-    """A package that nobody named and that starts a thread is said once, and costs the others nothing."""
-    package = tmp_path / "site" / "noisy"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, name='pump', daemon=True).start()\n"
-    )
-    (package / "large.py").write_text("x = b'" + "x" * (5 << 20) + "'", encoding="utf-8")
-    path = worker(
-        "known = set(sys.modules)\nimport noisy, numpy, noisy.large\n"
-        "say([name for name in ('numpy', 'noisy') if name in known], attempt)\nsys.exit(attempt == 0)"
-    )
-    flags = ("--nproc-per-node=2", "--max-restarts=1", "--min-uptime=0", "--preload=auto")
-    job = launch(*flags, path, env={"PYTHONPATH": str(package.parent), "OMP_NUM_THREADS": "1"})
-    assert job.wait_exit() == 0
-    assert set(job.stdout.splitlines()) == {"['numpy'] 0", "['numpy'] 1"}
-    told = "noisy can't be preloaded: it starts a thread (pump), which a fork doesn't survive: it is left out"
-    assert [line for line in job.stderr.splitlines() if "auto" in line] == [f"elastic-run: --preload=auto: {told}"]
-
-
 @pytest.mark.long
 def test_more_workers_than_descriptors_go_in_one_message(launch: Launch, worker: Worker, module: Module) -> None:
     """The kernel passes 253 descriptors at once; 260 workers are forked all the same."""
