@@ -228,7 +228,7 @@ def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
         supervisor = agent.supervise(early_start)
     except BaseException:
         # A defect, and the workers run already: the guardian ends them.
-        context.guardian.alarm()
+        context.guardian.let_go(is_over=False)
         raise
     with supervisor:
         job_result = supervisor.run()

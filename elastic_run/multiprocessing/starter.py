@@ -75,9 +75,6 @@ class WorkerStarter:
         """Start a command, with variables in addition to the inherited ones.
 
         `take_fork` starts it as a fork of a template instead, where one waits; see `WorkerPool.start_worker`.
-
-        Raises:
-            OSError: The program can't be executed, or the system refuses a process or a descriptor.
         """
         options = self._options(local_rank, env)
         try:
@@ -106,9 +103,6 @@ class WorkerStarter:
         """Start a function's process; `StartedFunction.begin` lets it call the function.
 
         `on_fork` is called in a forked worker, and closes the launcher's descriptors there.
-
-        Raises:
-            OSError: The system refuses a process or a descriptor.
         """
         options = self._options(local_rank, env)
 

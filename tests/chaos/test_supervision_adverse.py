@@ -118,7 +118,7 @@ def test_a_guardian_leaves_the_launcher_s_group_before_anything_starts(tmp_path:
         "guardian = Guardian(is_exec=False)\n"
         "pid = guardian.start()\n"
         "print(os.getpgid(pid) == pid)\n"
-        "guardian.dismiss()\n"
+        "guardian.let_go(is_over=True)\n"
         "os.waitpid(pid, 0)\n",
         encoding="utf-8",
     )

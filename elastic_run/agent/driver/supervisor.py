@@ -27,7 +27,6 @@ from elastic_run.core.job.restart_policy import CAUSE_WAIT
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.output.console import Console
 from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
-from elastic_run.multiprocessing.process.guardian import GuardianKeeper
 from elastic_run.multiprocessing.process.process_table import list_handled
 from elastic_run.signals import SIGINT, SIGQUIT, SIGTERM, SIGWINCH, restore_signals, signal_name
 
@@ -85,7 +84,6 @@ class Supervisor:
         context.feed = self._feed
         self._round_join = (early_start and early_start.round_join) or RoundJoin(context)
         self._round_join.serve()
-        self._guardian_keeper = GuardianKeeper(self._loop, context.guardian, say=context.say)
         self._job: MultiNodeJob | None = None
         if hasattr(context.group.spec.rdzv_handler, "open_session"):
             from elastic_run.agent.driver.job import MultiNodeJob
@@ -154,7 +152,7 @@ class Supervisor:
         self._watch_signals()
         self._recorder.agent_started()
         try:
-            self._guardian_keeper.start()
+            self._context.guardian.attach(self._loop, self._context.say)
         except OSError as error:
             detail = f"the guardian process can't be started: {error.strerror}"
             self._finish = messages.Finish("cannot_start", detail=detail)
@@ -283,7 +281,7 @@ class Supervisor:
             try:
                 if context.worker_pool is not None:
                     context.worker_pool.close()
-                self._guardian_keeper.close(is_clean=self._is_finished())
+                self._context.guardian.close(is_clean=self._is_finished())
                 self._recorder.close()
                 self.plugin_calls.close()
                 self._flush(before)

@@ -63,13 +63,9 @@ def read_error_file(path: str) -> ErrorFile:
 
 
 def find_exception(error_file: str, stderr: str, exitcode: int, *, was_stopped: bool) -> ErrorFile:
-    """Find the exception that ended a worker: in its error.json if it left one, else in its stderr.
+    """Find the exception that ended a worker: in its error.json if it left one, else at the end of its stderr.
 
-    Args:
-        error_file: Path of its error.json, or "".
-        stderr: The end of its stderr.
-        exitcode: Its exit code, or minus the signal's number.
-        was_stopped: Whether the agent had told it to stop: then it may have been going down by an exception.
+    `exitcode` may be minus a signal's number. A worker that was stopped may have been going down by an exception.
     """
     file = read_error_file(error_file)
     if file.exception is None and stderr:

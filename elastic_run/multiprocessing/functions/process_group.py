@@ -18,7 +18,7 @@ from elastic_run.contract import LONGEST_TIME
 from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_WAIT
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.guardian import Guardian, GuardianKeeper
+from elastic_run.multiprocessing.process.guardian import Guardian
 from elastic_run.multiprocessing.process.workers import Workers
 
 TYPE_CHECKING = False
@@ -37,9 +37,7 @@ _MOMENT = 5.0
 class ProcessGroup:
     """Processes of one program, from their start until none of them nor of their descendants lives.
 
-    Args:
-        is_daemon: Whether the program may end while they run, which ends them; if not it waits for them.
-        say: Tells the user one line.
+    With `is_daemon` the program may end while they run, which ends them; otherwise it waits for them.
     """
 
     def __init__(self, *, is_daemon: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
@@ -52,7 +50,7 @@ class ProcessGroup:
         #: Function workers by local rank.
         self.functions: dict[int, StartedFunction] = {}
         self._workers = Workers(self.loop, self.guardian, on_exit=self._on_exit)
-        self._guardian_keeper = GuardianKeeper(self.loop, self.guardian, say=say)
+        self._say = say
         self._news = threading.Condition()
         self._is_gone = False
         self._is_stopping = False
@@ -69,13 +67,11 @@ class ProcessGroup:
     ) -> None:
         """Start processes by a function of their local ranks, and watch them in the group's thread from now on.
 
-        After any error the processes that run by then are watched, too; the caller stops the group.
-
-        Raises:
-            OSError: The system refuses a process, a descriptor or a thread; after that of the thread nothing runs.
+        After any error the processes that run by then are watched, too; the caller stops the group. Without a thread
+        nothing runs any more.
         """
         try:
-            self._guardian_keeper.start()
+            self.guardian.attach(self.loop, self._say)
             for local_rank in range(count):
                 self._adopt(local_rank, launch(local_rank))
         finally:
@@ -139,7 +135,7 @@ class ProcessGroup:
             # After a defect too: waiting threads must not wait for ever. The guardian ends processes that still run.
             for function in self.functions.values():
                 function.finish()
-            self._guardian_keeper.close(is_clean=self._is_gone)
+            self.guardian.close(is_clean=self._is_gone)
             self.loop.close()
             with self._news:
                 self._is_gone = True

@@ -65,21 +65,10 @@ def start_process(  # noqa: PLR0913 - what a process can be given
 ) -> int:
     """Start a program as the leader of a new session, and return its pid, which is the session's and the group's too.
 
-    Args:
-        argv: The program, looked up in PATH unless it has a slash, and its arguments.
-        env: Its whole environment.
-        stdout: Descriptor that it gets as 1; `stderr` and `stdin` likewise.
-        stderr: See above.
-        affinity: Logical CPUs to run on, or None to inherit.
-        descriptor_limit: Its soft limit of descriptors, or None to inherit; also inherited if `stdout` or another
-            descriptor is beyond the limit, since the C library refuses such a number.
-        stdin: See above.
-        closed: Descriptors that it must not inherit, from `inheritable_descriptors`.
-        kept: Descriptors that it inherits under their own numbers, though they are close-on-exec here.
-        mask: Signals that it begins with blocked, or None to inherit what this thread blocks.
-
-    Raises:
-        OSError: The program can't be executed, or the system refuses a process.
+    The program is looked up in PATH unless it has a slash, and `env` is its whole environment. It does not inherit the
+    descriptors `closed`, from `inheritable_descriptors`. It inherits `kept` under their own numbers, though they are
+    close-on-exec here. Without a `descriptor_limit`, or if a descriptor is beyond it, which the C library refuses, it
+    inherits this process's limit; without a `mask` the signals that this thread blocks.
     """
     # From a copy: a descriptor that is duplicated onto itself stays close-on-exec under a C library below 2.29.
     copies = _copy(kept)

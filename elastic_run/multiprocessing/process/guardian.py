@@ -40,6 +40,7 @@ from elastic_run.signals import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import _socket
     from collections.abc import Callable
 
     from elastic_run.loop import Loop
@@ -60,8 +61,8 @@ class _Pair:
     def __init__(self, orders: bytes) -> None:
         self.orders = open_unnamed(orders)
         os.lseek(self.orders, 0, os.SEEK_END)
-        self.links: list[int] = []
-        self.theirs: list[int] = []
+        self.links: list[_socket.socket] = []
+        self.theirs: list[_socket.socket] = []
         try:
             for _ in range(2):
                 reading, writing = make_link()
@@ -69,11 +70,7 @@ class _Pair:
                 self.links.append(writing)
         except OSError:
             self.abandon()
-            self.close_theirs()
             raise
-
-    def write(self, orders: bytes) -> None:
-        os.write(self.orders, orders)
 
     def read(self) -> bytes:
         return os.pread(self.orders, os.fstat(self.orders).st_size, 0)
@@ -85,17 +82,14 @@ class _Pair:
     def close(self, *, is_over: bool) -> None:
         """Let both act, or go if all is over."""
         if is_over:
-            self.write(b"bye\n")
+            os.write(self.orders, b"bye\n")
         self.send()  # a fork of the program around us may hold the links open
         self.abandon()
 
     def abandon(self) -> None:
-        for fd in (self.orders, *self.links):
-            os.close(fd)
-
-    def close_theirs(self) -> None:
-        for fd in self.theirs:
-            os.close(fd)
+        os.close(self.orders)
+        for link in (*self.links, *self.theirs):
+            link.close()
 
 
 class Guardian:
@@ -118,6 +112,10 @@ class Guardian:
         #: Orders before the start.
         self._early = b""
         self._held = -1
+        self._loop: Loop
+        self._say: Callable[[str], None]
+        self._losses = 0
+        self._is_present = self._is_over = False
 
     def start(self) -> int:
         """Start the guardian, or another one after it died; the new one has all orders."""
@@ -132,8 +130,8 @@ class Guardian:
         except OSError:
             pair.abandon()
             raise
-        finally:
-            pair.close_theirs()
+        for link in pair.theirs:
+            link.close()
         self._pair = pair
         self.own_sessions.add(self.pid)
         # A second guardian that stands in leaves after the new one stands: the launcher may be killed in between.
@@ -173,21 +171,14 @@ class Guardian:
         if self._pair is not None:
             self._pair.send(self._held)
 
-    def dismiss(self) -> None:
-        """Dismiss the guardian: the launcher has cleaned up itself. The caller reaps it."""
-        self._let_go(is_over=True)
-
-    def alarm(self) -> None:
-        """Let the guardian clean up now: the launcher ends because of a defect."""
-        self._let_go(is_over=False)
-
     def abandon(self) -> None:
         """In a forked child of the launcher: close the pair, since the guardian is not the child's."""
         if self._pair is not None:
             self._pair.abandon()
             self._pair = None
 
-    def _let_go(self, *, is_over: bool) -> None:
+    def let_go(self, *, is_over: bool) -> None:
+        """Let the guardian leave if the launcher has cleaned up, or let it clean up now; the caller reaps it."""
         pair, self._pair = self._pair, None
         if pair is not None:
             pair.close(is_over=is_over)
@@ -198,31 +189,21 @@ class Guardian:
     def _order(self, order: str) -> None:
         line = order.encode() + b"\n"
         if self._pair is not None:
-            self._pair.write(line)
+            os.write(self._pair.orders, line)
         elif not self.pid:
             self._early += line
 
+    # --- in the agent's loop -----------------------------------------------------------------------------------------
+    def attach(self, loop: Loop, say: Callable[[str], None]) -> None:
+        """Start the guardian unless that was done, and replace it from now on when it dies.
 
-class GuardianKeeper:
-    """Keeps a guardian process running: starts it, replaces it when it dies, dismisses it at the end.
+        If it can't be kept alive (an embedding program without an interpreter, a process limit), it is started again
+        `_TRIES` times, after pauses that double. Then the job goes on without a guardian, and the user is told.
+        """
+        self._loop, self._say = loop, say
+        self._watch_process(self.pid or self.start())
 
-    If it can't be kept alive (an embedding program without an interpreter, a process limit), it is started again
-    `_TRIES` times, after pauses that double. Then the job goes on without a guardian, and the user is told.
-    """
-
-    def __init__(self, loop: Loop, guardian: Guardian, *, say: Callable[[str], None]) -> None:
-        self._loop = loop
-        self._guardian = guardian
-        self._say = say
-        self._losses = 0
-        self._is_present = False
-        self._is_over = False
-
-    def start(self) -> None:
-        """Watch the guardian; start it unless that was done already."""
-        self._watch(self._guardian.pid or self._guardian.start())
-
-    def _watch(self, pid: int) -> None:
+    def _watch_process(self, pid: int) -> None:
         self._is_present = True
         self._loop.watch_exit(pid, lambda _: self._lost())
 
@@ -233,31 +214,27 @@ class GuardianKeeper:
         self._losses += 1
         if self._losses == 1:
             self._say("the guardian process was killed; starting another")
-        if self._losses > _TRIES:
-            self._say("each guardian process was killed: if the launcher is killed as well, its workers keep running")
-        elif self._losses == 1:
             self._replace()
-        else:
+        elif self._losses <= _TRIES:
             self._loop.call_later(_FIRST_PAUSE * 2.0**self._losses, self._replace)
+        else:
+            self._say("each guardian process was killed: if the launcher is killed as well, its workers keep running")
 
     def _replace(self) -> None:
         if self._is_over:
             return
         try:
-            self._watch(self._guardian.start())
+            self._watch_process(self.start())
         except OSError:
             self._lost()
 
     def close(self, *, is_clean: bool) -> None:
         """Let the guardian go, and wait a moment until it has gone; if not all is clean it does its work first."""
         self._is_over = True
-        if is_clean:
-            self._guardian.dismiss()
-        else:
-            self._guardian.alarm()
+        self.let_go(is_over=is_clean)
         # Until it was reaped: a program that launches again and again must not collect zombies.
         if not self._wait_gone() and is_clean:
-            process_table.signal_children((self._guardian.pid,), SIGKILL)  # it was stopped
+            process_table.signal_children((self.pid,), SIGKILL)  # it was stopped
             self._wait_gone()
 
     def _wait_gone(self) -> bool:
@@ -284,7 +261,7 @@ def _fork(_: str, pair: _Pair, token: str, since: int) -> int:
         os.setsid()
         ignore_signals()
         os.close(unready)
-        _guard(pair.orders, pair.theirs, launcher, token, since)
+        _guard(pair.orders, [link.fileno() for link in pair.theirs], launcher, token, since)
     finally:
         # Never back into the launcher's code, whatever happened.
         os._exit(0)
@@ -292,7 +269,7 @@ def _fork(_: str, pair: _Pair, token: str, since: int) -> int:
 
 def _spawn(interpreter: str, pair: _Pair, token: str, since: int) -> int:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    kept = (pair.orders, *pair.theirs)
+    kept = (pair.orders, *(link.fileno() for link in pair.theirs))
     argv = [interpreter, "-I", "-S", "-c", _CODE, root, str(os.getpid()), token, str(since), *map(str, kept)]
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:

@@ -189,24 +189,21 @@ def sweep(sessions: dict[int, process_table.Session], token: str, since: int, cl
 
 
 # --- links and descriptors -------------------------------------------------------------------------------------------
-def make_link() -> tuple[int, int]:
+def make_link() -> tuple[_socket.socket, _socket.socket]:
     """Return a guardian's and the launcher's end of a link that carries descriptors; neither end blocks."""
     reading, writing = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     reading.setblocking(False)
     writing.setblocking(False)
-    return reading.detach(), writing.detach()
+    return reading, writing
 
 
-def send_on_link(link: int, *descriptors: int) -> None:
+def send_on_link(link: _socket.socket, *descriptors: int) -> None:
     """Send a descriptor, or none to end the link; nothing if the guardian was killed or has been stopped for long."""
-    writing = _socket.socket(fileno=link)
     rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack("i", fd)) for fd in descriptors]
     try:
-        writing.sendmsg([b"."], rights, _socket.MSG_NOSIGNAL)
+        link.sendmsg([b"."], rights, _socket.MSG_NOSIGNAL)
     except OSError:
         pass
-    finally:
-        writing.detach()
 
 
 def _receive(link: _socket.socket) -> list[int]:

@@ -249,15 +249,10 @@ def find_survivors(
     spared: Collection[int] = (),
     is_adopted: Callable[[int, ProcessStat], bool] = lambda *_: False,
 ) -> dict[int, ProcessStat]:
-    """Find the living processes of some workers, with all descendants.
+    """Find the living processes of some workers, with all descendants, which are no older than `since`, the launcher.
 
-    Args:
-        sessions: Sessions of the workers, by their numbers.
-        token: The launcher's token; empty to look at sessions only.
-        since: Start time of the launcher in clock ticks; older processes are not descendants.
-        ignored: Pids that don't count; `spared` are sessions.
-        spared: See above.
-        is_adopted: Says of a process whether it is an orphan that is known to be a descendant.
+    Without a token only sessions count. `ignored` are pids, and `spared` sessions, that don't count. `is_adopted` says
+    of a process whether it is an orphan that is known to be a descendant.
     """
     needle = token.encode()
     living = {

@@ -34,15 +34,10 @@ _HELPERS_WAIT = 0.5
 class Workers:
     """The processes of one round on this node.
 
-    The guardian was told of every session, so that none outlives the agent, and is told when one is gone.
-
-    Args:
-        loop: The agent's.
-        guardian: The agent's.
-        on_exit: Called with a worker's local rank and exit code (minus the signal's number) when it has ended.
-        on_overdue: Called when workers have not stopped shortly before SIGKILL.
-        adopts: Says whether orphans of the workers' descendants come to this process; None if they never do.
-        is_apart: Only the sessions count, not the launcher's token: the round's processes are none of these.
+    The guardian was told of every session, so that none outlives the agent, and is told when one is gone. `on_exit`
+    gets a worker's local rank and exit code, or minus the signal's number. `on_overdue` is called when workers have not
+    stopped shortly before SIGKILL. `adopts` says whether orphans of the workers' descendants come to this process; None
+    if they never do. With `is_apart` the launcher's token doesn't count: the round's processes are none of these.
     """
 
     def __init__(

@@ -44,24 +44,14 @@ def adopt(descriptor: int) -> _socket.socket:
 
 
 def send(channel: _socket.socket, document: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Send a document of plain data, below 64 KiB, and copies of descriptors, at most `MOST_DESCRIPTORS`.
-
-    Raises:
-        OSError: The other end is gone, or full (where the channel doesn't block).
-    """
+    """Send a document of plain data, below 64 KiB, and copies of descriptors, at most `MOST_DESCRIPTORS`."""
     rights = b"".join(fd.to_bytes(_DESCRIPTOR_BYTES, _BYTE_ORDER) for fd in descriptors)
     ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if rights else []
     channel.sendmsg([marshal.dumps(document)], ancillary, _socket.MSG_NOSIGNAL)
 
 
 def receive(channel: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return a document and its descriptors, closed on exec, or None when the other end is gone.
-
-    Waits for one where the channel blocks.
-
-    Raises:
-        BlockingIOError: There is none, and the channel doesn't block.
-    """
+    """Return a document and its descriptors, closed on exec, or None when the other end is gone."""
     room = _socket.CMSG_SPACE(MOST_DESCRIPTORS * _DESCRIPTOR_BYTES)
     try:
         data, ancillary, _, _ = channel.recvmsg(_MOST_BYTES, room, _socket.MSG_CMSG_CLOEXEC)

@@ -40,11 +40,7 @@ _FORK_WAIT = 10.0
 
 
 class WorkerPool:
-    """The templates of one agent, which import `modules`, and their forks.
-
-    Raises:
-        OSError: There can be no warm workers on this system.
-    """
+    """The templates of one agent, which import `modules`, and their forks; OSError where the system allows none."""
 
     def __init__(
         self,

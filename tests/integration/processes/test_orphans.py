@@ -202,7 +202,7 @@ while process_table.read_stat(second).state != b"T": time.sleep(0.005)
 """
 
 
-@pytest.mark.parametrize("rest", ["guardian.start()", "guardian.dismiss()"], ids=["replaced", "over"])
+@pytest.mark.parametrize("rest", ["guardian.start()", "guardian.let_go(is_over=True)"], ids=["replaced", "over"])
 def test_a_second_guardian_that_was_stopped_does_no_harm(rest: str, tmp_path: Path) -> None:
     """When it goes on it learns that it was replaced, or that the job is over, and leaves."""
     host = tmp_path / "host.py"
