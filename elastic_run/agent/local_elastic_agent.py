@@ -292,14 +292,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._record_worker_events(result)
         self._publish_run(is_success=True)
 
-    def _log_watchdog_event(self, name: str, timer: ScopeTimer | None) -> None:
+    def _log_watchdog_event(self, name: str, request: ScopeTimer | None) -> None:
         """Emit torch's event of the workers' timers."""
         if self._worker_group.spec.event_log_handler == "null":
             return
         from elastic_run.agent.driver.timers import watchdog_event
         from elastic_run.events import EventSource
 
-        self.record_event(lambda: watchdog_event(self._construct_event("RUNNING", EventSource.AGENT), name, timer))
+        self.record_event(lambda: watchdog_event(self._construct_event("RUNNING", EventSource.AGENT), name, request))
 
     # --- torch's hooks, as a subclass that replaces some of them needs the others -------------------------------------
     @measured

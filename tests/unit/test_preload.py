@@ -97,7 +97,5 @@ def test_messages_come_whole_with_their_descriptors() -> None:
 
 def test_a_program_is_told_a_wrong_list() -> None:
     """`LaunchConfig` refuses what no module can be called."""
-    with pytest.raises(
-        ValueError, match=r"^preload: 'torch, numpy' is not a list of modules \(torch,numpy\)$"
-    ):
+    with pytest.raises(ValueError, match=r"^preload: 'torch, numpy' is not a list of modules \(torch,numpy\)$"):
         LaunchConfig(1, 1, 1, agent_config=AgentConfig(preload="torch, numpy"))
