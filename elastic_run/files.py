@@ -232,19 +232,20 @@ def is_executable(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.X_OK)
 
 
+def _find_closed_directory(path: str, access: Callable[[str, int], bool]) -> str:
+    """Return the first directory on the way to a path that this process may not enter, or ""."""
+    parts = path.split(os.sep)
+    parents = (os.sep.join(parts[:count]) or os.sep for count in range(1, len(parts)))
+    return next((parent for parent in parents if os.path.isdir(parent) and not access(parent, os.X_OK)), "")
+
+
 def name_denier(path: str) -> str:
     """Return a clause that names the directory which keeps this process from a file, or "" if none does.
 
     The clause begins with a colon, for the end of a message.
     """
-    place, parents = os.path.realpath(path), []
-    while (parent := os.path.dirname(place)) != place:
-        parents.append(parent)
-        place = parent
-    for parent in reversed(parents):
-        if os.path.isdir(parent) and not os.access(parent, os.X_OK):
-            return f": the directory {parent!r} denies access (ls -ld shows who may enter it)"
-    return ""
+    closed = _find_closed_directory(os.path.realpath(path), os.access)
+    return f": the directory {closed!r} denies access (ls -ld shows who may enter it)" if closed else ""
 
 
 def explain_denial(message: str, access: Callable[[str, int], bool] = os.access) -> str:
@@ -259,15 +260,12 @@ def explain_denial(message: str, access: Callable[[str, int], bool] = os.access)
     if found is None:
         return ""
     path = os.path.abspath(found[1][1:-1])
-    parts = path.split(os.sep)
-    for count in range(1, len(parts)):
-        directory = os.sep.join(parts[:count]) or os.sep
-        if not os.path.isdir(directory):
-            return ""
-        if not access(directory, os.X_OK):
-            return f"a directory {_describe_owner(directory)}may not be entered: {directory!r}"
+    if closed := _find_closed_directory(path, access):
+        return f"a directory {_describe_owner(closed)}may not be entered: {closed!r}"
+    parent = os.path.dirname(path)
+    if not os.path.isdir(parent):
+        return ""
     if not os.path.exists(path):
-        parent = os.path.dirname(path)
         owner = _describe_owner(parent).strip()
         return "" if access(parent, os.W_OK) else f"nothing may be created in a directory {owner}: {parent!r}"
     denied = [verb for verb, mode in (("read", os.R_OK), ("written", os.W_OK)) if not access(path, mode)]

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections import namedtuple
 from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar, overload
 
 from elastic_run import alias_modules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import NamedTuple, ParamSpec, TypeVar, overload
 
-    _P = ParamSpec("_P")
-    _R = TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 __all__ = [
     "ConsoleMetricHandler",
@@ -41,19 +40,14 @@ __all__ = [
 
 alias_modules(__name__, {"api": (__name__,)})
 
-if TYPE_CHECKING:
 
-    class MetricData(NamedTuple):
-        """One value: seconds since the epoch, group, name, value."""
+class MetricData(NamedTuple):
+    """One value: seconds since the epoch, group, name, value."""
 
-        timestamp: float
-        group_name: str
-        name: str
-        value: int
-
-else:
-    # typing is slow to import.
-    MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])  # noqa: PYI024 - see above
+    timestamp: float
+    group_name: str
+    name: str
+    value: int
 
 
 class MetricsConfig:
@@ -155,14 +149,10 @@ def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
     return int((time.time() - start_time_in_seconds) * 1000)
 
 
-if TYPE_CHECKING:
-
-    @overload
-    def prof(fn: Callable[_P, _R], group: str = "torchelastic") -> Callable[_P, _R]: ...
-    @overload
-    def prof(fn: None = None, group: str = "torchelastic") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
-
-
+@overload
+def prof(fn: Callable[_P, _R], group: str = "torchelastic") -> Callable[_P, _R]: ...
+@overload
+def prof(fn: None = None, group: str = "torchelastic") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
 def prof(
     fn: Callable[_P, _R] | None = None, group: str = "torchelastic"
 ) -> Callable[_P, _R] | Callable[[Callable[_P, _R]], Callable[_P, _R]]:

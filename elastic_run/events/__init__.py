@@ -197,21 +197,9 @@ def _get_or_create_logger(destination: str) -> logging.Logger:
         import logging
 
         logger = logging.getLogger(_LOGGER_PREFIX + destination)
-        logger.setLevel(_read_level(os.environ.get("LOGLEVEL", "")))
+        level = logging.getLevelName(os.environ.get("LOGLEVEL", "").upper())
+        logger.setLevel(level if isinstance(level, int) else logging.INFO)  # another program's word is no level
         logger.propagate = False
         logger.addHandler(get_logging_handler(destination))
         _events_loggers[destination] = logger
     return _events_loggers[destination]
-
-
-def _read_level(text: str) -> int:
-    """Return the level that LOGLEVEL names, in whatever case; a word of some other program's is INFO."""
-    import logging
-
-    level = int(text) if text.isdecimal() else logging.getLevelName(text.upper())
-    if isinstance(level, int):
-        return level
-    if text:
-        message = "elastic-run: LOGLEVEL=%r is not a log level: events are written as with INFO"
-        logging.getLogger(__name__).warning(message, text)
-    return logging.INFO

@@ -24,16 +24,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
 
-    from torch.distributed.elastic.timer import FileTimerClient as FileTimerClient
-    from torch.distributed.elastic.timer import FileTimerRequest as FileTimerRequest
-    from torch.distributed.elastic.timer import FileTimerServer as FileTimerServer
-    from torch.distributed.elastic.timer import LocalTimerClient as LocalTimerClient
-    from torch.distributed.elastic.timer import LocalTimerServer as LocalTimerServer
-    from torch.distributed.elastic.timer import TimerClient as TimerClient
-    from torch.distributed.elastic.timer import TimerRequest as TimerRequest
-    from torch.distributed.elastic.timer import TimerServer as TimerServer
-    from torch.distributed.elastic.timer import configure as configure
     from torch.distributed.elastic.timer.api import RequestQueue as RequestQueue
+    from torch.distributed.elastic.timer.api import TimerClient as TimerClient
+    from torch.distributed.elastic.timer.api import TimerRequest as TimerRequest
+    from torch.distributed.elastic.timer.api import TimerServer as TimerServer
+    from torch.distributed.elastic.timer.api import configure as configure
+    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerClient as FileTimerClient
+    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerRequest as FileTimerRequest
+    from torch.distributed.elastic.timer.file_based_local_timer import FileTimerServer as FileTimerServer
+    from torch.distributed.elastic.timer.local_timer import LocalTimerClient as LocalTimerClient
+    from torch.distributed.elastic.timer.local_timer import LocalTimerServer as LocalTimerServer
 
 _NAMES = (
     *("FileTimerClient", "FileTimerRequest", "FileTimerServer", "LocalTimerClient", "LocalTimerServer"),

@@ -19,6 +19,7 @@ import sys
 from multiprocessing import resource_tracker, spawn, util
 
 from elastic_run.multiprocessing.functions.worker import (
+    HOW_TO_SEND,
     TRACEBACK,
     VALUE,
     FunctionWorker,
@@ -198,7 +199,10 @@ def _refuse_unsendable(worker: FunctionWorker, rank: int) -> None:
             pickle_for_child(part)
         except Exception as error:
             kind = type(part)
-            message = f"{what} (of type {kind.__module__}.{kind.__qualname__}) can't be sent to a worker: {error}"
+            advice = f": {HOW_TO_SEND}" if part is worker.function else ""
+            message = (
+                f"{what} (of type {kind.__module__}.{kind.__qualname__}) can't be sent to a worker: {error}{advice}"
+            )
             raised = type(error) if type(error) in _REFUSALS else pickle.PicklingError
             raise raised(message) from error
 
@@ -214,7 +218,8 @@ def _spawn(worker: FunctionWorker, options: SpawnOptions) -> int:
         with _interpreter():
             tracker = resource_tracker.getfd()  # so that shared memory of a worker outlives the worker
             argv = spawn.get_command_line(pipe_handle=file, tracker_fd=tracker)
-        kept = sorted({*kept, file, worker.result, worker.start_pipe, options.stacks, tracker} - {-1})
+        lent = (file, worker.result, worker.start_pipe, options.stacks, tracker or -1)
+        kept = sorted({*kept, *lent} - {-1})
         return fork_exec.start_process(
             argv,
             {**fork_exec.inherited_environment(), **options.env, **stack_variables(options.stacks)},

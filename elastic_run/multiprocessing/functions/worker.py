@@ -8,7 +8,8 @@
 - A guardian can't find a forked process by its environment (/proc shows the program's). So the function is called only
   after the launcher has told its guardian of the process, and never if the launcher died first.
 - A process that `spawn` or `forkserver` starts looks the function up by its name. A lambda, a function inside another
-  function and a function of a notebook are refused before the start, and the message says what to do then.
+  function and a function of a notebook are refused before the start, and the message says what to do then. A function
+  of a notebook can be pickled, but not found.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ TRACEBACK = b"T"
 START_METHODS = ("spawn", "fork", "forkserver")
 #: Devices that a forked process can't use once they were initialised; torch's modules of these names say so.
 _DEVICES = ("cuda", "xpu")
+#: What to do with a function that can't be sent.
+HOW_TO_SEND = (
+    "define the function at the top level of a module (in a notebook: of a file beside it), or use start_method='fork'"
+)
 #: Where a main module without a file is.
 _NO_FILE = "in an interactive session or on the command line"
 
@@ -229,7 +234,11 @@ def refuse_method(start_method: str, function: Callable[..., Any]) -> None:
         )
         raise RuntimeError(message)
     refuse_unguarded_main()
-    _refuse_local(function, start_method)
+    inner: Any = getattr(function, "func", function)  # of functools.partial
+    if where := _unreachable_main(inner):
+        name = getattr(inner, "__qualname__", "the function")
+        message = f"{name}, which is defined {where}, can't be found by another process: {HOW_TO_SEND}"
+        raise pickle.PicklingError(message)
 
 
 def refuse_unguarded_main() -> None:
@@ -254,10 +263,8 @@ def choose_start_method(function: Callable[..., Any]) -> str:
     It is `fork` for a function of a notebook's cell or of an interactive session, which no other interpreter can find,
     and `spawn` for all others, and where this process can't fork any more.
     """
-    inner: Any = getattr(function, "func", function)  # of functools.partial
-    is_of_main = getattr(inner, "__module__", None) == "__main__"
-    is_unreachable = is_of_main and _unreachable_main(sys.modules.get("__main__")) == _NO_FILE
-    return "fork" if is_unreachable and not _find_initialised_device() else "spawn"
+    inner = getattr(function, "func", function)  # of functools.partial
+    return "fork" if _unreachable_main(inner) == _NO_FILE and not _find_initialised_device() else "spawn"
 
 
 def refuse_function(function: object) -> None:
@@ -268,66 +275,30 @@ def refuse_function(function: object) -> None:
         raise TypeError(message)
 
 
-def _refuse_local(function: Callable[..., Any], start_method: str) -> None:
-    """Refuse a function that a fresh interpreter can't find by name."""
-    inner: Any = getattr(function, "func", function)  # of functools.partial
-    name = str(getattr(inner, "__qualname__", ""))
-    what = ""
-    if name.endswith("<lambda>"):
-        what = "a lambda"
-    elif "<locals>" in name:
-        what = f"{name}, which is defined inside another function,"
-    elif getattr(inner, "__module__", None) == "__main__":
-        where = _unreachable_main(sys.modules.get("__main__"))
-        what = where and f"{name}, which is defined {where},"
-    if what:
-        message = (
-            f"{what} can't be found by a process started by {start_method!r}: define the function at the top level of "
-            "a module (in a notebook: of a file beside it), or use start_method='fork'"
-        )
-        raise pickle.PicklingError(message)
-
-
-def _unreachable_main(main: object) -> str:
-    """Return where a program's main module is that another interpreter doesn't import; empty if it does."""
+def _unreachable_main(function: object) -> str:
+    """Return where a function of the main module is defined, if another interpreter doesn't import that; or ""."""
+    main = sys.modules.get("__main__")
     spec: Any = getattr(main, "__spec__", None)
+    if getattr(function, "__module__", None) != "__main__":
+        return ""
     if spec is not None:
         # multiprocessing leaves the main files of packages and archives alone: many have no guard.
         return "in a __main__.py" if str(spec.name).rpartition(".")[2] == "__main__" else ""
-    if os.path.isfile(getattr(main, "__file__", None) or ""):
-        return ""
-    return _NO_FILE
-
-
-class _ChildPickler:
-    """The object that multiprocessing asks, during pickling for a child, which descriptors the child gets."""
-
-    def __init__(self) -> None:
-        self.descriptors: list[int] = []
-
-    def DupFd(self, number: int) -> object:  # noqa: N802 - multiprocessing's name
-        """Return the object that becomes the descriptor in the child, from the result of `duplicate_for_child`."""
-        from multiprocessing import popen_spawn_posix
-
-        kind: Any = popen_spawn_posix
-        return kind.Popen.DupFd(number)
-
-    def duplicate_for_child(self, fd: int) -> int:
-        """Note a descriptor; return its number in the child."""
-        self.descriptors.append(fd)
-        return fd
+    return "" if os.path.isfile(getattr(main, "__file__", None) or "") else _NO_FILE
 
 
 def pickle_for_child(*things: object) -> tuple[bytes, list[int]]:
-    """Pickle things, one after the other, as multiprocessing does for a child.
+    """Pickle things, one after the other, as multiprocessing does for a child; return the descriptors that go along."""
+    from multiprocessing.popen_spawn_posix import Popen
 
-    Returns the bytes, and the descriptors that go with them.
-    """
-    sender, buffer = _ChildPickler(), io.BytesIO()
-    context.set_spawning_popen(sender)  # type: ignore[arg-type]
+    # Not constructed, which would start a process: pickling asks this object which descriptors the child gets.
+    sender: Any = Popen.__new__(Popen)
+    descriptors = sender._fds = []  # noqa: SLF001 - ditto
+    buffer = io.BytesIO()
+    context.set_spawning_popen(sender)
     try:
         for thing in things:
             reduction.dump(thing, buffer)
     finally:
         context.set_spawning_popen(None)
-    return buffer.getvalue(), sender.descriptors
+    return buffer.getvalue(), descriptors
