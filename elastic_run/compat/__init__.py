@@ -5,12 +5,11 @@
     ELASTIC_RUN_COMPAT=1 python …                       for a process and all its children
 
 Rules
-- A finder in front of the others answers for the paths of `paths.PATHS`; torch itself is not imported for it.
+- A finder in front of the others answers for the paths of `alias.PATHS`; torch itself is not imported for it.
 - What imports `torch.distributed.run` gets an alias of `elastic_run.run`: the same objects, so that ``isinstance``,
   ``except`` and pickles agree, whichever path they came by.
-- Modules of torch's that aren't in the table, and private names that we lack, are torch's own: torch itself uses some
-  of them in workers. A public name that we lack is an AttributeError which says so; ours never runs half of torch's.
-- Children of multiprocessing follow: by spawn and forkserver an object that they unpickle first does it.
+- Modules of torch's that aren't in the table are torch's own: torch itself uses some of them in workers. A name that we
+  lack is an AttributeError which says so; ours never runs half of torch's.
 - Names that a module of torch's has from others are in ours as well, or else torch's own.
 - The variable is read by a .pth file of one line that the wheel brings: the only way in which a variable can act on
   programs that know nothing of us. It costs each start of Python 0.15 ms of 7, and imports nothing unless it is set.
@@ -23,30 +22,21 @@ import sys
 
 __all__ = ["install", "install_if_asked_for", "is_installed"]
 
-#: What this process has done: "modules", "children", and a value of the variable that was refused.
+#: What this process has done: "modules", and a value of the variable that was refused.
 _done: set[str] = set()
 
 
 def install() -> None:
-    """Let torch's paths mean ours in this process and its multiprocessing children. Doing it again changes nothing.
+    """Let torch's paths mean ours in this process, before anything takes names from torch's launcher.
 
-    Modules of torch's that were imported already are replaced, and so is what other modules imported from them. A class
-    that was derived from one of torch's before stays torch's. There is no way back in the same process.
+    Modules of torch's that were imported already are replaced; names that the program has taken from them stay torch's.
+    Doing it again changes nothing. There is no way back in the same process.
     """
-    if "children" not in _done:
-        from elastic_run.compat.alias import hook_children
-
-        _done.add("children")
-        hook_children()
-    _replace_modules()
-
-
-def _replace_modules() -> None:
     if "modules" not in _done:
         from elastic_run.compat.alias import replace_modules
 
-        replace_modules()
         _done.add("modules")
+        replace_modules()
 
 
 def is_installed() -> bool:
@@ -60,7 +50,7 @@ def install_if_asked_for() -> None:
 
     value = os.environ.get(contract.ENV_COMPAT, "")
     if value == "1":
-        _replace_modules()  # children have the variable too, and Python's start pays for no import of multiprocessing
+        install()
     elif value not in {"", "0"} and value not in _done and sys.stderr is not None:
         _done.add(value)  # Python reads the .pth files of a virtual environment twice
         sys.stderr.write(f"elastic-run: {contract.ENV_COMPAT}: {value!r} is neither 1 nor 0: it counts as 0\n")

@@ -7,6 +7,7 @@ that it starts as well.
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 
 from elastic_run import compat, contract
@@ -36,14 +37,7 @@ Runs a Python program in which torch.distributed.run, .launch, .launcher and .el
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command.
-
-    Args:
-        words: The words behind the command; None for those of this process.
-
-    Raises:
-        SystemExit: It was wrong (2), the program wasn't found (127), or the program says so.
-    """
+    """Run the command; exit code 2 if it was wrong, 127 if the program wasn't found, else the program's."""
     rest = list(sys.argv[1:] if words is None else words)
     if rest[:1] == ["--children"]:
         os.environ[contract.ENV_COMPAT] = "1"
@@ -54,24 +48,16 @@ def main(words: Sequence[str] | None = None) -> None:
     elif first == "--install-torchrun":
         _install_torchrun(rest[1:])
     elif first == "-m" and len(rest) > 1:
-        _run_module(rest[1:])
+        compat.install()
+        sys.argv = rest[1:]
+        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
     elif not first or first.startswith("-"):
         _fail(f"{first!r} is not a program (see --help)" if first else "no program given (see --help)")
     else:
         _run_program(rest)
 
 
-def _run_module(words: list[str]) -> None:
-    import runpy
-
-    compat.install()
-    sys.argv = words
-    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
-
-
 def _run_program(words: list[str]) -> None:
-    import runpy
-
     path = _find_program(words[0])
     compat.install()
     sys.argv = [path, *words[1:]]
@@ -100,42 +86,31 @@ def _find_program(name: str) -> str:
 
 
 def _install_torchrun(words: list[str]) -> None:
+    """Write the command, or write it anew, into a directory, which is made; another program's torchrun stays."""
     if len(words) != 1 or not words[0]:
         _fail("--install-torchrun takes one directory")
     if os.pathsep in words[0]:
         _fail(f"--install-torchrun: {words[0]!r} can't stand on PATH: it has a {os.pathsep!r}")
-    try:
-        path = write_command(words[0])
-    except OSError as error:
-        _fail(f"--install-torchrun: {error}", contract.EXIT_FAILURE)
     import shlex
 
-    place = shlex.quote(os.path.dirname(path))
-    sys.stdout.write(f'{path} is elastic-run. To have it found first: export PATH={place}:"$PATH"\n')
-
-
-def write_command(directory: str, python: str = sys.executable) -> str:
-    """Write the command, or write it anew, into a directory, which is made; return its path, absolute.
-
-    Raises:
-        FileExistsError: Another program's torchrun is there.
-        OSError: It can't be written.
-    """
-    path = os.path.join(os.path.abspath(directory), "torchrun")
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    if os.path.lexists(path):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            if _MARK not in file.read(4096):
-                message = f"{path} exists and is not ours: choose another directory"
-                raise FileExistsError(message)
+    directory = os.path.abspath(words[0])
+    path = os.path.join(directory, "torchrun")
     # A Python script rather than a shell's `python -m`: modules in the working directory can't hide ours. A shell finds
     # an interpreter whose path is too long for the kernel or has a space; to Python the two lines are a string.
-    quoted = python.replace("'", "'\"'\"'")
-    first = ["#!/bin/sh", f"'''exec' '{quoted}' \"$0\" \"$@\"", "' '''"]
-    with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write("\n".join([*first, _MARK, "from elastic_run.__main__ import main", "", "main()"]) + "\n")
-    os.chmod(path, 0o755)  # noqa: S103 - a command is for all
-    return path
+    python = sys.executable.replace("'", "'\"'\"'")
+    lines = ["#!/bin/sh", f"'''exec' '{python}' \"$0\" \"$@\"", "' '''", _MARK]
+    try:
+        os.makedirs(directory, exist_ok=True)
+        if os.path.lexists(path):
+            with open(path, encoding="utf-8", errors="replace") as file:
+                if _MARK not in file.read(4096):
+                    _fail(f"--install-torchrun: {path} exists and is not ours: choose another directory", 1)
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write("\n".join([*lines, "from elastic_run.__main__ import main", "", "main()"]) + "\n")
+        os.chmod(path, 0o755)  # noqa: S103 - a command is for all
+    except OSError as error:
+        _fail(f"--install-torchrun: {error}", contract.EXIT_FAILURE)
+    sys.stdout.write(f'{path} is elastic-run. To have it found first: export PATH={shlex.quote(directory)}:"$PATH"\n')
 
 
 def _fail(text: str, code: int = contract.EXIT_USAGE) -> NoReturn:

@@ -61,7 +61,7 @@ import importlib, json, os, sys
 SIDE = sys.argv[1]
 def get(path):
     if SIDE == "ours":
-        from elastic_run.compat.paths import PATHS
+        from elastic_run.compat.alias import PATHS
         path = PATHS[path]
     return importlib.import_module(path)
 def tell(*values):

@@ -90,7 +90,7 @@ FOR_WORKERS = {
 LAUNCHES_ITSELF = ("worker", "launching")
 
 #: The table of torch's module paths: compat imports what a program asks for, which may be all.
-TABLE_OF_ALIASES = ("compat", "paths")
+TABLE_OF_ALIASES = ("compat", "alias")
 
 #: The agent has torch's rendezvous package under torch's name, `rdzv`; any other name of it would be a backend's.
 NAMED_AS_IN_TORCH = {"agent.__init__ imports elastic_run.rendezvous"}

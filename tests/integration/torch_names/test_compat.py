@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.compat.paths import PATHS
-from tests.support.torch_python import INSTALL, TorchPython, check, run
+from elastic_run.compat.alias import PATHS
+from tests.support.torch_python import INSTALL, TorchPython, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 #: Torch's own modules below the same paths, which are not in our table.
 OUTSIDE = (
@@ -195,67 +194,22 @@ assert pickle.loads(by_torchs_path) is RendezvousParameters
 
 
 @pytest.mark.long
-def test_what_was_imported_before_is_replaced() -> None:
-    """Modules of torch's that a program has imported, and names that it took from them, become ours."""
+def test_modules_that_were_imported_before_are_replaced() -> None:
+    """Modules of torch's that something has imported, as `torch.distributed.checkpoint` does, become ours."""
     check(
         """
-import sys, types
-import torch.distributed.run as by_module
-from torch.distributed.run import main
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch as launch_it
+import sys
+import torch.distributed.run
 import torch.distributed.elastic.multiprocessing.tail_log
 import torch.distributed.checkpoint
 import elastic_run, elastic_run.compat as compat
 compat.install()
 compat.install()
 assert compat.is_installed()
-assert by_module.main is main is elastic_run.run.main
-assert LaunchConfig is elastic_run.LaunchConfig and launch_it is elastic_run.elastic_launch
-assert torch.distributed.run is sys.modules["torch.distributed.run"] is by_module
+from torch.distributed.launcher.api import LaunchConfig
+assert torch.distributed.run is sys.modules["torch.distributed.run"]
+assert torch.distributed.run.main is elastic_run.run.main
+assert LaunchConfig is elastic_run.LaunchConfig
 assert torch.distributed.elastic.multiprocessing.tail_log.TailLog
 """
     )
-
-
-#: Each child tells whether the aliases were there when it imported this file, and whether they are now.
-CHILDREN = """
-import multiprocessing, sys
-from elastic_run import compat
-at_import = compat.is_installed()
-
-def work(method, depth, told):
-    home = ""
-    if method == "spawn" and depth == 0:  # torch takes its time: once is enough
-        from torch.distributed.launcher.api import elastic_launch
-        home = elastic_launch.__module__
-    told.put((method, depth, at_import, compat.is_installed(), home))
-    if depth:
-        start(method, depth - 1, told)
-
-def start(method, depth, told):
-    child = multiprocessing.get_context(method).Process(target=work, args=(method, depth, told))
-    child.start()
-    child.join()
-
-if __name__ == "__main__":
-    compat.install()
-    methods = [*sys.argv[1:]]
-    told = multiprocessing.get_context("spawn").SimpleQueue()
-    for method in methods:
-        start(method, 1, told)
-        print(told.get(), told.get())
-"""
-
-
-@pytest.mark.long
-def test_children_of_multiprocessing_follow(tmp_path: Path) -> None:
-    """Children by spawn, forkserver and fork, and theirs, have our modules, before they import the program's file."""
-    path = tmp_path / "program.py"
-    path.write_text(CHILDREN, encoding="utf-8")
-    done = run(Path(sys.executable), str(path), "spawn", "forkserver", "fork")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "('spawn', 1, True, True, '') ('spawn', 0, True, True, 'elastic_run.launcher')",
-        "('forkserver', 1, True, True, '') ('forkserver', 0, True, True, '')",
-        "('fork', 1, False, True, '') ('fork', 0, False, True, '')",
-    ]

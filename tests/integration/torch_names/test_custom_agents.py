@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.compat.paths import PATHS
+from elastic_run.compat.alias import PATHS
 from tests.support.launch import Launched
 from tests.support.processes import wait_gone
 from tests.support.programs import write_program
