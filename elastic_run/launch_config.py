@@ -2,6 +2,7 @@
 
 - Programs import `LaunchConfig` from `elastic_run`. Source of torch's fields and defaults: torch 2.13,
   torch.distributed.launcher.api.
+- `launch_job` is for the command line; torch's names for programs are in `launcher`.
 - `make_agent_context` makes what the first worker needs; `make_agent` makes the rest while that worker starts.
 - `preview_environments` is for `--explain`: it makes the same parts and starts nothing.
 """
@@ -14,7 +15,8 @@ import os
 from elastic_run import contract, signals
 from elastic_run.agent.api import WorkerGroup, WorkerSpec
 from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
-from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id, preloaded, short_name
+from elastic_run.agent.driver.worker_launch import start_early
+from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id, preloaded, short_name, whole_seconds
 from elastic_run.core.job.config import AgentConfig, JobConfig, NodeConfig
 from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
 from elastic_run.multiprocessing.process.process_table import has_children, list_foreign_handled
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.logs import LogsSpecs
 
     Port = TypeVar("Port", HttpPort, MetricsPort)
+    Value = TypeVar("Value")
 
-__all__ = ["LaunchConfig", "make_agent", "make_agent_context", "name_flag", "preview_environments"]
+__all__ = ["LaunchConfig", "PluginHungError", "launch_job", "make_agent", "make_agent_context", "preview_environments"]
 
 _DEFAULT_RENDEZVOUS_TIMEOUT = 900
 
@@ -123,33 +126,76 @@ class LaunchConfig:
             self.logs_specs = DefaultLogsSpecs()
         if self.shutdown_timeout is None:
             text = os.environ.get(contract.ENV_SHUTDOWN_TIMEOUT) or str(contract.DEFAULT_SHUTDOWN_TIMEOUT)
-            self.shutdown_timeout = int(text)
+            self.shutdown_timeout = _read(contract.ENV_SHUTDOWN_TIMEOUT, text, whole_seconds)
         if self.node_config.exit_barrier_timeout is None:
             text = os.environ.get(contract.ENV_EXIT_BARRIER_TIMEOUT) or str(contract.DEFAULT_EXIT_BARRIER_TIMEOUT)
-            _check(contract.ENV_EXIT_BARRIER_TIMEOUT, text, duration)
-            self.node_config = replace(self.node_config, exit_barrier_timeout=duration(text))
+            seconds = _read(contract.ENV_EXIT_BARRIER_TIMEOUT, text, duration)
+            self.node_config = replace(self.node_config, exit_barrier_timeout=seconds)
+        _read("run_id", self.run_id, job_id)
+        _read("role", self.role, short_name)
+        _read("preload", self.agent_config.preload, preloaded)
+        _read("max_restarts", str(self.max_restarts), count)
+        _read("preferred_rank", str(self.node_config.preferred_rank or 0), count)
+        message = ""
         if self.nproc_per_node > MOST_WORKERS:
             message = f"nproc_per_node is above the limit of {MOST_WORKERS} workers on a node"
-            raise ValueError(message)
-        _check("run_id", self.run_id, job_id)
-        _check("role", self.role, short_name)
-        _check("preload", self.agent_config.preload, preloaded)
-        if any(name in f"{self.signals_to_handle},{self.forward_signals}" for name in ("SIGKILL", "SIGSTOP")):
+        elif any(name in f"{self.signals_to_handle},{self.forward_signals}" for name in ("SIGKILL", "SIGSTOP")):
             message = "no process can handle SIGKILL or SIGSTOP"
-            raise ValueError(message)
-        _check("max_restarts", str(self.max_restarts), count)
-        _check("preferred_rank", str(self.node_config.preferred_rank or 0), count)
-        if not self.shutdown_timeout >= 0:  # nor nan
+        elif not self.shutdown_timeout >= 0:  # nor nan
             message = f"shutdown_timeout must be 0 or more seconds, got {self.shutdown_timeout}"
+        if message:
             raise ValueError(message)
 
 
-def _check(name: str, text: str, check: Callable[[str], object]) -> None:
+def _read(name: str, text: str, read: Callable[[str], Value]) -> Value:
     try:
-        check(text)
+        return read(text)
     except ValueError as error:
         message = f"{name}: {text!r} {error}"
-        raise ValueError(message) from None
+        raise UsageError(message) from None
+
+
+class PluginHungError(Exception):
+    """The job has ended while a call of a plug-in still runs. A normal exit of Python might wait for it for ever."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def launch_job(config: LaunchConfig, entrypoint: str, args: list[str]) -> int:
+    """Run this node's part of a job for the command line: report on the console, and return the exit code.
+
+    It raises a UsageError if the rendezvous can't work with what the user said.
+    """
+    if signals.is_ignored(signals.SIGCHLD):
+        # Inherited so, it makes the kernel throw exit codes away, those of the first workers too.
+        signals.default_signal(signals.SIGCHLD)
+    # Until the agent can say where they came from; they would end this process without a word.
+    mask = signals.block_signals(() if list_foreign_handled() else signals.OFFERED)
+    try:
+        context = make_agent_context(config, entrypoint, args, is_whole_process=True, mask=mask)
+    except Exception as error:
+        signals.restore_signals(mask)  # nothing was started yet
+        if isinstance(error, ValueError):  # what only the rendezvous can know of its settings
+            raise UsageError(_name_flag(str(error))) from None
+        raise
+    try:
+        early_start = start_early(context)
+        agent = make_agent(config, context)
+        supervisor = agent.supervise(early_start)
+    except BaseException:
+        # A defect, and the workers run already: the guardian ends them.
+        context.guardian.let_go(is_over=False)
+        raise
+    with supervisor:
+        job_result = supervisor.run()
+        agent.record_job_result(job_result)
+        if job_result.signal is None:
+            agent.shut_rendezvous()
+    if supervisor.plugin_calls.is_given_up:
+        raise PluginHungError(job_result.exit_code)
+    return job_result.exit_code
 
 
 def make_agent_context(
@@ -169,8 +215,7 @@ def make_agent_context(
     adopts_orphans = is_whole_process and os.getpid() != 1 and not has_children()
     if not config.run_id:
         config.run_id = str(int.from_bytes(os.urandom(16), "big"))
-    parameters = _make_parameters(config)
-    spec = _make_spec(config, parameters, entrypoint, args, get_rendezvous_handler(parameters))
+    spec = _make_spec(config, entrypoint, args)
     logs_specs = config.logs_specs or DefaultLogsSpecs()
     if isinstance(logs_specs, DefaultLogsSpecs) and hasattr(spec.rdzv_handler, "open_session"):
         logs_specs.host = os.uname().nodename  # other nodes may have the same directory
@@ -251,25 +296,19 @@ def make_agent(config: LaunchConfig, context: AgentContext, *, health_check_serv
     )
 
 
-def _make_parameters(config: LaunchConfig) -> RendezvousParameters:
-    return RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.run_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
+def _make_spec(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, args: list[Any], *, has_handler: bool = True
+) -> WorkerSpec:
+    parameters = RendezvousParameters(
+        config.rdzv_backend,
+        config.rdzv_endpoint,
+        config.run_id,
+        config.min_nodes,
+        config.max_nodes,
+        config.local_addr,
         **config.rdzv_configs,
     )
-
-
-def _make_spec(
-    config: LaunchConfig,
-    parameters: RendezvousParameters,
-    entrypoint: Callable[..., Any] | str | None,
-    args: list[Any],
-    handler: Any,
-) -> WorkerSpec:
+    handler: Any = get_rendezvous_handler(parameters) if has_handler else None
     # The address of the workers' store is fixed by the user in a static job.
     master_addr: str | None = None
     master_port: int | None = None
@@ -359,17 +398,13 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     from elastic_run.agent.driver.worker_launch import assign_ranks, worker_environments
     from elastic_run.store.worker_store import choose_loopback, is_served_by_agent
 
-    parameters = _make_parameters(config)
-    handler = None
     try:
-        if config.rdzv_backend in BACKENDS:
-            handler = get_rendezvous_handler(parameters)
-        spec = _make_spec(config, parameters, entrypoint, args, handler)
+        spec = _make_spec(config, entrypoint, args, has_handler=config.rdzv_backend in BACKENDS)
     except ValueError as error:
-        raise UsageError(name_flag(str(error))) from None
+        raise UsageError(_name_flag(str(error))) from None
     group, size = WorkerGroup(spec), config.nproc_per_node
     options = _options(config, entrypoint, is_whole_process=True)
-    is_alone = getattr(handler, "is_immediate", False)
+    is_alone = getattr(spec.rdzv_handler, "is_immediate", False)
     assign_ranks(group, 0, 1, (0, size, 0, size))
     group.master_addr = choose_loopback()[0]
     group.master_port = spec.master_port
@@ -389,7 +424,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     }
 
 
-def name_flag(message: str) -> str:
+def _name_flag(message: str) -> str:
     """Put the flag in front of a message of the rendezvous, which knows settings and endpoints, but not the flags."""
     flags = {
         "rendezvous backend": "--rdzv-backend",

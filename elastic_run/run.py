@@ -22,7 +22,6 @@ from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.request import (
     choose_rendezvous,
     complete_arguments,
-    complete_from_variables,
     get_use_env,
     keep_static_place,
     may_have_scheduler,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from elastic_run.cli.flags import Flag
     from elastic_run.cli.request import Origin, Origins, Request
     from elastic_run.core.job.config import JoinCommand
-    from elastic_run.launcher import LaunchConfig
+    from elastic_run.launch_config import LaunchConfig
 
 __all__ = [
     "config_from_args",
@@ -124,7 +123,7 @@ def run_command(
         if config.max_nodes > 1:
             join_command = _make_join_command(args, flags, command_words, parser.origins)
             config.node_config = replace(config.node_config, join_command=join_command)
-        from elastic_run.launcher import PluginHungError, launch_job
+        from elastic_run.launch_config import PluginHungError, launch_job
 
         try:
             code = launch_job(config, command, command_args)
@@ -155,7 +154,6 @@ def _prepare(args: Namespace, origins: Origins | None) -> tuple[Request, list[st
     recorded: Origins = {} if origins is None else origins
     complete_arguments(args)
     try:
-        complete_from_variables(args, os.environ, recorded)
         found = None
         if may_have_scheduler(os.environ):
             from elastic_run.cli.cluster_values import complete_from_cluster

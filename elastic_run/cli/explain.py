@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from elastic_run.cli.flags import Flag
     from elastic_run.cli.request import Request
-    from elastic_run.launcher import LaunchConfig
+    from elastic_run.launch_config import LaunchConfig
 
 _OWN_FLAGS = ("--explain", "--explain-all")
 _HEAD = "Nothing was started. Without --explain, elastic-run would use these values:"
@@ -34,14 +34,17 @@ _FOLD = "The other flags have their defaults (--explain-all shows them)."
 #: The column of the origins; a longer value has its origin in the next line.
 _COLUMN = 44
 _LABEL = 13
-#: Variables without a flag that have an effect on the job; the last one's value is a secret.
-_VARIABLES = (
-    contract.ENV_PYTHON_EXEC,
-    contract.ENV_OMP_NUM_THREADS,
-    contract.ENV_DISABLE_SHARED_STORE,
-    contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT,
-    contract.ENV_RDZV_TOKEN,
-)
+#: Variables beside PET_... that have an effect on the job, each with the flag that comes before it.
+_VARIABLES = {
+    contract.ENV_PYTHON_EXEC: "",
+    contract.ENV_OMP_NUM_THREADS: "",
+    contract.ENV_DISABLE_SHARED_STORE: "",
+    contract.ENV_UNINTERRUPTIBLE_STATE_TIMEOUT: "",
+    contract.ENV_SHUTDOWN_TIMEOUT: "shutdown_timeout",
+    contract.ENV_EXIT_BARRIER_TIMEOUT: "exit_barrier_timeout",
+    contract.ENV_LOG_LINE_PREFIX_TEMPLATE: "log_line_prefix_template",
+    contract.ENV_RDZV_TOKEN: "rdzv_token_file",
+}
 _HIDDEN = "(not shown)"
 _PASSWORD = re.compile(r"(?<=\bpassword=)[^,]*")
 
@@ -114,10 +117,9 @@ def _describe(origin: Origin | None) -> str:
 
 
 def _variable_rows(args: Namespace, environ: Mapping[str, str], workers: int) -> list[str]:
-    values = {name: environ[name] for name in _VARIABLES if name in environ}
-    if contract.ENV_RDZV_TOKEN in values:
-        values[contract.ENV_RDZV_TOKEN] = _HIDDEN
-    rows = [_row(f"{name}={value}", "variable") for name, value in values.items()]
+    used = [name for name, dest in _VARIABLES.items() if environ.get(name) and not (dest and getattr(args, dest))]
+    values = {**environ, contract.ENV_RDZV_TOKEN: _HIDDEN}
+    rows = [_row(f"{name}={values[name]}", "variable") for name in used]
     threads, reason, _ = choose_threads(args.omp_threads, workers, environ)
     if threads is not None:
         rows.append(_row(f"{contract.ENV_OMP_NUM_THREADS}={threads}", f"{DERIVED}: {reason or '--omp-threads'}"))

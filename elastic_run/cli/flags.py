@@ -37,7 +37,6 @@ class Flag:
         default: Its value when neither flag nor variable is given; not for a field of `JobConfig` or `NodeConfig`.
         has_variable: Whether the variable PET_<NAME> sets it too.
         is_ours: Whether torchrun does not have it; then it never makes an abbreviation of torchrun's flags ambiguous.
-        other_variable: A variable without that prefix whose value is taken if neither flag nor PET_ variable is given.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class Flag:
         default: object = None,
         has_variable: bool = True,
         is_ours: bool = False,
-        other_variable: str = "",
     ) -> None:
         *short, name = names.split(", ")
         self.name = name
@@ -65,7 +63,6 @@ class Flag:
         self.parse = read.switch if self.is_switch else parse or words
         self.variable = contract.ENV_FLAG_PREFIX + self.dest.upper() if has_variable else ""
         self.is_ours = is_ours
-        self.other_variable = other_variable
 
     @property
     def prints_text(self) -> bool:
@@ -321,16 +318,10 @@ FLAGS: tuple[Flag, ...] = (
     ),
     *_group(
         "Signals and stopping",
-        Flag(
-            "--exit-barrier-timeout",
-            "TIME",
-            read.duration,
-            is_ours=True,
-            other_variable=contract.ENV_EXIT_BARRIER_TIMEOUT,
-        ),
+        Flag("--exit-barrier-timeout", "TIME", read.duration, is_ours=True),
         Flag("--signals-to-handle", "SIGNAL,...", read.signal_names, default=contract.DEFAULT_SIGNALS_TO_HANDLE),
         Flag("--forward-signals", "SIGNAL,...", read.forwarded_signals, default="", is_ours=True),
-        Flag("--shutdown-timeout", "SECONDS", read.whole_seconds, other_variable=contract.ENV_SHUTDOWN_TIMEOUT),
+        Flag("--shutdown-timeout", "SECONDS", read.whole_seconds),
         Flag("--kill-background-processes", is_ours=True),
         Flag("--keep-state", "SIZE", read.memory_size, default="", is_ours=True),
         Flag("--keep-state-copies", "0|1", read.zero_or_one, default=0, is_ours=True),
@@ -355,7 +346,7 @@ FLAGS: tuple[Flag, ...] = (
         Flag("-r, --redirects", "WHICH", read.output_choice, default="0"),
         Flag("--log-dir", "DIR"),
         Flag("--local-ranks-filter", "RANK,...", read.rank_list, default=""),
-        Flag("--log-line-prefix-template", "TEXT", default="", other_variable=contract.ENV_LOG_LINE_PREFIX_TEMPLATE),
+        Flag("--log-line-prefix-template", "TEXT", default=""),
         Flag("--duplicate-stdout-filters", "TEXT,...", read.text_list, default=[]),
         Flag("--duplicate-stderr-filters", "TEXT,...", read.text_list, default=[]),
         Flag("--no-capture", is_ours=True),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.cli.request import Request
-    from elastic_run.launcher import LaunchConfig
+    from elastic_run.launch_config import LaunchConfig
     from elastic_run.multiprocessing.output.logs import LogsSpecs, Streams
 
 #: Flags that are settings of the job, of the node or of the agent, by the same name.
@@ -56,7 +56,7 @@ def make_config(
 
     OMP_NUM_THREADS is set in `environ`, as torch does, so that the workers inherit it.
     """
-    from elastic_run.launcher import LaunchConfig
+    from elastic_run.launch_config import LaunchConfig
 
     args = request.args
     threads, _, notice = choose_threads(args.omp_threads, request.workers, environ)

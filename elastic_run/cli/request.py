@@ -218,19 +218,6 @@ def complete_arguments(args: Namespace) -> None:
             setattr(args, flag.dest, flag.default)
 
 
-def complete_from_variables(args: Namespace, environ: Mapping[str, str], origins: Origins) -> None:
-    """Fill in values that no flag gives from variables that other programs use as well."""
-    for flag in FLAGS:
-        text = environ.get(flag.other_variable) if flag.other_variable else None
-        if text and getattr(args, flag.dest) is None:
-            try:
-                value = flag.parse(text)
-            except ValueError as error:
-                message = f"{flag.other_variable}: {text!r} {error}"
-                raise UsageError(message) from None
-            derive(args, origins, Origin(VARIABLE, flag.other_variable, text), **{flag.dest: value})
-
-
 def may_have_scheduler(environ: Mapping[str, str]) -> bool:
     """Whether a variable is there by which a scheduler, or a program that starts launchers side by side, is known."""
     return any(name in environ for name in _OF_SCHEDULERS)

@@ -26,8 +26,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def refuse(*_: object, **__: object) -> None:
         pytest.fail("something was started")
 
-    for name in ("launch_job", "make_agent_context", "elastic_launch"):
-        monkeypatch.setattr(f"elastic_run.launcher.{name}", refuse)
+    for name in ("launch_config.launch_job", "launch_config.make_agent_context", "launcher.elastic_launch"):
+        monkeypatch.setattr(f"elastic_run.{name}", refuse)
     return tmp_path
 
 

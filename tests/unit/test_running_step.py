@@ -194,7 +194,7 @@ def test_no_other_job_is_requeued(
 ) -> None:
     """A launcher that SIGTERM has stopped asks Slurm for nothing if the variables are another job's."""
     monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda: "")
-    monkeypatch.setattr("elastic_run.launcher.launch_job", lambda *_: 143)
+    monkeypatch.setattr("elastic_run.launch_config.launch_job", lambda *_: 143)
     monkeypatch.setattr("elastic_run.schedulers.actions.requeue_job", lambda *_: pytest.fail("it was asked for"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()

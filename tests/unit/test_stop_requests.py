@@ -22,7 +22,7 @@ def _launch() -> elastic_launch:
 
 
 def _begin(launcher: elastic_launch, stops: list[int]) -> None:
-    launcher._stop_requests.connect(stops.append)
+    launcher._connect_stop(stops.append)
 
 
 def _call_with(first: Callable[[], None], second: Callable[[], None], line: int) -> bool:

@@ -145,7 +145,7 @@ def _examine_together(args: Namespace, own: dict[str, Any]) -> dict[str, Any]:
     import json
     import tempfile
 
-    from elastic_run.launcher import LaunchConfig, launch_job
+    from elastic_run.launch_config import LaunchConfig, launch_job
 
     with tempfile.TemporaryDirectory(prefix="elastic-run-doctor-") as directory:
         path = os.path.join(directory, "own.json")

@@ -95,7 +95,7 @@ def test_other_nodes_are_told_to_come_in_by_the_same_door(monkeypatch: pytest.Mo
         configs.append(config)
         return 0
 
-    monkeypatch.setattr("elastic_run.launcher.launch_job", note)
+    monkeypatch.setattr("elastic_run.launch_config.launch_job", note)
     words = ["--nnodes=2", __file__, "--x"]
     legacy.run_legacy_command(words)
     expected = JoinCommand(("python", "-m", "elastic_run.launch"), ("--nnodes=2",), (__file__, "--x"))
