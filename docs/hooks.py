@@ -7,17 +7,18 @@ could be out of date. The drawing is plain SVG: no script, nothing from the netw
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from elastic_run.cli.flags import FLAGS
-from elastic_run.cli.help import render_markdown
+from elastic_run.cli.help import describe_default
 from elastic_run.contract import EXIT_CODES
 from elastic_run.core.agent import machine as agent_machine
 from elastic_run.report.event_log import ALWAYS, EVENTS, OF_WORKER
 
 if TYPE_CHECKING:
+    from elastic_run.cli.flags import Flag
     from elastic_run.report.event_log import Field
 
 #: The states that may follow a state and the name of an event.
@@ -25,6 +26,8 @@ Steps: TypeAlias = Mapping[tuple[str, str], tuple[str, ...]]
 
 #: A word of code: browsers would break it at each hyphen (`--log-dir`).
 _WORD = re.compile(r"<code>([^<\s]{1,34})</code>")
+#: Words that are code in the text of a flag: flags, and variables with an underscore.
+_CODE = re.compile(r"(?<![\w/-])--?[a-z][\w-]*(?:=[\w:]+)?|\b[A-Z][A-Z\d]*_[A-Z\d_]+\b")
 _MARK = re.compile(r"^<!-- made from: (\w+) -->$", re.MULTILINE)
 
 # Sizes of the drawing, in its own units.
@@ -51,7 +54,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         KeyError: A page asks for something that isn't made here.
     """
     makers: dict[str, Callable[[], str]] = {
-        "flags": lambda: render_markdown(FLAGS),
+        "flags": lambda: flags_sections(FLAGS),
         "exit_codes": exit_codes_table,
         "events": events_tables,
         "agent_states": lambda: state_drawing(_read_steps(), "states of an agent"),
@@ -67,6 +70,23 @@ def on_page_content(html: str, **_: Any) -> str:
         html: The page's content.
     """
     return _WORD.sub(r'<code class="word">\1</code>', html)
+
+
+def flags_sections(flags: Sequence[Flag]) -> str:
+    """Return the reference of the command line, a section for each flag: in a narrow table words break."""
+    parts = ["<!-- Made from elastic_run/cli/flags.py; change it there. -->"]
+    for group in dict.fromkeys(flag.group for flag in flags):
+        parts += [f"## {group}", *(_flag_section(flag) for flag in flags if flag.group == group)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _flag_section(flag: Flag) -> str:
+    default = flag.default_text or f"`{describe_default(flag)}`"
+    facts = [f"Default {default}"] if describe_default(flag) else []
+    facts += [f"Variable `{flag.variable}`"] * bool(flag.variable)
+    facts += ["*Not in torchrun*"] * flag.is_ours
+    heading = f"### `{flag.heading}` {{ #{flag.name.strip('-')} }}"
+    return "\n\n".join([heading, _CODE.sub(r"`\g<0>`", flag.text), *([" · ".join(facts)] if facts else [])])
 
 
 def exit_codes_table() -> str:

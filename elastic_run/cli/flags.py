@@ -65,6 +65,11 @@ class Flag:
         self.is_ours = is_ours
 
     @property
+    def heading(self) -> str:
+        """Its spellings with hyphens, and the form of its value."""
+        return f"{', '.join(name for name in self.spellings if '_' not in name)} {self.values}".rstrip()
+
+    @property
     def prints_text(self) -> bool:
         """Whether it prints a text and starts no job."""
         return self.group == ABOUT

@@ -1,4 +1,4 @@
-"""What the table of flags says in other forms: --help, --help-all, the reference of the docs, --print-completion.
+"""What the table of flags says in other forms: --help, --help-all, --print-completion.
 
 The help has 80 columns, whatever the terminal's width is.
 """
@@ -42,8 +42,6 @@ EXAMPLES = (
         "The first of two nodes. It prints the command for the second node.",
     ),
 )
-#: Words that the reference shows as code in the text of a flag: flags, and variables with an underscore.
-_CODE = re.compile(r"(?<![\w/-])--?[a-z][\w-]*(?:=[\w:]+)?|\b[A-Z][A-Z\d]*_[A-Z\d_]+\b")
 
 _USAGE = """\
 usage: elastic-run [flags] SCRIPT [arguments of the script]
@@ -69,21 +67,20 @@ script has the name of a command, write its directory: elastic-run ./help.
 """
 
 
-def render_help(flags: Sequence[Flag]) -> str:
-    """Return the text of --help: the most used flags, examples, and the names of the commands."""
-    names = textwrap.fill(", ".join(COMMANDS), WIDTH, initial_indent="  ", subsequent_indent="  ")
-    commands = f"Commands (elastic-run help explains them)\n{names}\n"
-    return _render_short(commands, flags, is_first=False)
-
-
-def _render_short(commands: str, flags: Sequence[Flag], *, is_first: bool) -> str:
-    """Return the most used flags and examples, with a text about the commands before or behind them."""
+def render_help(flags: Sequence[Flag], *, explains_commands: bool = False) -> str:
+    """Return the text of --help: the most used flags, examples, and the commands, by their names alone or explained."""
     by_name = {flag.name: flag for flag in flags}
-    examples = "\n".join(f"  {command}\n      {text}" for command, text in EXAMPLES)
-    most_used = [_render_group("Most used flags", [by_name[name] for name in MOST_USED]), f"Examples\n{examples}\n"]
-    paragraphs = [commands, *most_used] if is_first else [*most_used, commands]
+    names = textwrap.fill(", ".join(COMMANDS), WIDTH, initial_indent="  ", subsequent_indent="  ")
     end = f"[PET_...] is the environment variable that sets the flag.\n--help-all shows all {len(flags)} flags"
-    return "\n".join([_USAGE, *paragraphs, f"{end} and the exit codes.\n"])
+    paragraphs = [
+        _USAGE,
+        *([render_commands()] if explains_commands else []),
+        _render_group("Most used flags", [by_name[name] for name in MOST_USED]),
+        "Examples\n" + "".join(f"  {command}\n      {text}\n" for command, text in EXAMPLES),
+        *([] if explains_commands else [f"Commands (elastic-run help explains them)\n{names}\n"]),
+        f"{end} and the exit codes.\n",
+    ]
+    return "\n".join(paragraphs)
 
 
 def render_commands() -> str:
@@ -109,20 +106,13 @@ def render_all_help(flags: Sequence[Flag]) -> str:
 
 
 def _render_group(title: str, flags: Iterable[Flag]) -> str:
-    entries = "\n".join(_render_flag(flag) for flag in flags)
-    return f"{title}\n{entries}\n"
-
-
-def _render_flag(flag: Flag) -> str:
-    default = describe_default(flag)
-    facts = [*([f"[default: {default}]"] if default else []), *([f"[{flag.variable}]"] if flag.variable else [])]
-    text = textwrap.fill(" ".join([flag.text, *facts]), WIDTH - 6, break_on_hyphens=False)
-    return f"  {_heading(flag)}\n{textwrap.indent(text, ' ' * 6)}"
-
-
-def _heading(flag: Flag) -> str:
-    names = ", ".join(name for name in flag.spellings if "_" not in name)
-    return f"{names} {flag.values}".rstrip()
+    entries = []
+    for flag in flags:
+        default = describe_default(flag)
+        facts = [*([f"[default: {default}]"] if default else []), *([f"[{flag.variable}]"] if flag.variable else [])]
+        text = textwrap.fill(" ".join([flag.text, *facts]), WIDTH - 6, break_on_hyphens=False)
+        entries.append(f"  {flag.heading}\n{textwrap.indent(text, ' ' * 6)}\n")
+    return f"{title}\n{''.join(entries)}"
 
 
 def describe_default(flag: Flag) -> str:
@@ -137,26 +127,6 @@ def describe_default(flag: Flag) -> str:
     if isinstance(flag.default, Window):
         return f"{flag.default.count}/{flag.default.seconds:g}s"
     return (f"{flag.default:g}" if isinstance(flag.default, float) else str(flag.default)) + unit
-
-
-def render_markdown(flags: Sequence[Flag]) -> str:
-    """Return the reference of the command line in Markdown: a section for each flag.
-
-    Sections rather than a table: in a narrow table words break, and a `|` in a value would have to be escaped.
-    """
-    groups = dict.fromkeys(flag.group for flag in flags)
-    sections = ["\n\n".join(_render_section(flag) for flag in flags if flag.group == group) for group in groups]
-    head = "<!-- Made from elastic_run/cli/flags.py; change it there. -->"
-    return "\n\n".join([head, *(f"## {group}\n\n{text}" for group, text in zip(groups, sections, strict=True))]) + "\n"
-
-
-def _render_section(flag: Flag) -> str:
-    default = flag.default_text or f"`{describe_default(flag)}`"
-    facts = [f"Default {default}"] if describe_default(flag) else []
-    facts += [f"Variable `{flag.variable}`"] * bool(flag.variable)
-    facts += ["*Not in torchrun*"] * flag.is_ours
-    heading = f"### `{_heading(flag)}` {{ #{flag.name.strip('-')} }}"
-    return "\n\n".join([heading, _CODE.sub(r"`\g<0>`", flag.text), *([" · ".join(facts)] if facts else [])])
 
 
 # --- completion -------------------------------------------------------------------------------------------------------
@@ -245,5 +215,5 @@ def run_help(words: Sequence[str]) -> int:
     command = make_help_parser().parse_args(words).command
     if command is not None:
         return run([command, "--help"])
-    print_text(_render_short(render_commands(), FLAGS, is_first=True))
+    print_text(render_help(FLAGS, explains_commands=True))
     return 0

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+import runpy
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run import __version__
 from elastic_run.cli.flags import FLAGS, Flag
-from elastic_run.cli.help import EXAMPLES, WIDTH, render_all_help, render_help, render_markdown
+from elastic_run.cli.help import EXAMPLES, WIDTH, render_all_help, render_help
 from elastic_run.run import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+#: As the docs are built with it.
+flags_sections = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "hooks.py"))["flags_sections"]
 
 
 @pytest.mark.parametrize("render", [render_help, render_all_help])
@@ -78,7 +83,7 @@ def test_texts_go_to_stdout_and_succeed(words: list[str], expected: str, capsys:
 
 def test_the_reference_has_a_section_for_every_flag() -> None:
     """A section of the docs names a flag with its values as typed, its variable, and whether torchrun has it."""
-    sections = {part.split("`")[1]: part for part in render_markdown(FLAGS).split("\n### ")[1:]}
+    sections = {part.split("`")[1]: part for part in flags_sections(FLAGS).split("\n### ")[1:]}
     assert len(sections) == len(FLAGS)
     for flag in FLAGS:
         heading = next(words for words in sections if flag.name in words.replace(",", "").split())
@@ -96,4 +101,4 @@ def test_flags_in_a_text_are_code_in_the_reference() -> None:
     """A flag or a variable that a text names is code in the docs, so that no browser breaks it at a hyphen."""
     flag = Flag("--role", "NAME")
     flag.text = "As --tee=3 or python -m; MASTER_ADDR is not one-sided."
-    assert "\n\nAs `--tee=3` or python `-m`; `MASTER_ADDR` is not one-sided.\n" in render_markdown([flag])
+    assert "\n\nAs `--tee=3` or python `-m`; `MASTER_ADDR` is not one-sided.\n" in flags_sections([flag])
