@@ -7,10 +7,6 @@ import sys
 
 from elastic_run import signals
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 
 def main() -> None:
     """Run the command.
@@ -41,11 +37,18 @@ def _import_argparse() -> None:
     The parser needs no translations, since all its lines are our own. argparse gets `re` when it first uses it, such as
     for a help text; see `cli.parser`.
     """
-    gettext = type(sys)("gettext")
-    gettext.gettext = lambda text: text  # type: ignore[attr-defined]
-    gettext.ngettext = lambda one, more, count: one if count == 1 else more  # type: ignore[attr-defined]
-    stand_ins: dict[str, Any] = {"gettext": gettext, "re": _Expressions()}
-    stand_ins = {name: stand_in for name, stand_in in stand_ins.items() if name not in sys.modules}
+    gettext, expressions = type(sys)("gettext"), type(sys)("re")
+    gettext.__dict__.update(gettext=lambda text: text, ngettext=lambda one, more, count: one if count == 1 else more)
+
+    def load(name: str) -> object:
+        if sys.modules.get("re") is expressions:
+            del sys.modules["re"]  # a finder of modules imports it meanwhile
+        import re
+
+        return getattr(re, name)
+
+    expressions.__dict__.update(compile=_LazyPattern, __getattr__=load)
+    stand_ins = {each.__name__: each for each in (gettext, expressions) if each.__name__ not in sys.modules}
     sys.modules.update(stand_ins)
     try:
         import argparse  # noqa: F401 - for `run`
@@ -53,23 +56,8 @@ def _import_argparse() -> None:
         pass  # it wants more of gettext, and gets it when it is imported again
     finally:
         for name, stand_in in stand_ins.items():
-            if sys.modules[name] is stand_in:
+            if sys.modules.get(name) is stand_in:
                 del sys.modules[name]  # a plug-in that wants translations gets them
-
-
-class _Expressions:
-    """In place of `re` in argparse. A finder of modules that imports it meanwhile gets what `re` has."""
-
-    __spec__ = None  # which each import reads
-
-    def __getattr__(self, name: str) -> object:
-        if name == "compile" and sys._getframe(1).f_globals.get("__name__") == "argparse":  # noqa: SLF001 - the only way
-            return _LazyPattern
-        if isinstance(sys.modules.get("re"), _Expressions):
-            del sys.modules["re"]
-        import re
-
-        return getattr(re, name)
 
 
 class _LazyPattern:

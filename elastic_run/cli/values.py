@@ -53,24 +53,20 @@ def whole_number(text: str, *, least: int, allowed: str, most: float = LARGEST_N
     return value
 
 
-def count(text: str) -> int:
-    """Read a whole number from 0 up."""
-    return whole_number(text, least=0, allowed="a whole number from 0 up")
+def _whole(least: int, allowed: str, *, most: float = LARGEST_NUMBER) -> Callable[[str], int]:
+    return lambda text: whole_number(text, least=least, allowed=allowed, most=most)
 
 
-def zero_or_one(text: str) -> int:
-    """Read 0 or 1."""
-    return whole_number(text, least=0, allowed="0 or 1", most=1)
+count = _whole(0, "a whole number from 0 up")
+zero_or_one = _whole(0, "0 or 1", most=1)
+#: -1 is what other tools give for no rank.
+node_rank = _whole(-1, "a whole number from 0 up, nor -1 for none")
+_whole_seconds = _whole(0, "a whole number of seconds from 0 up", most=float("inf"))
 
 
 def threads(text: str) -> int | str:
     """Read a number of threads, or the word auto."""
     return text if text == "auto" else whole_number(text, least=1, allowed="a whole number from 1 up, nor auto")
-
-
-def node_rank(text: str) -> int:
-    """Read a node's rank from 0, or -1, which other tools give for no rank."""
-    return whole_number(text, least=-1, allowed="a whole number from 0 up, nor -1 for none")
 
 
 def port(text: str) -> int:
@@ -82,41 +78,40 @@ def port(text: str) -> int:
 
 def whole_seconds(text: str) -> int:
     """Read a whole number of seconds; one above `LONGEST_TIME` becomes that."""
-    value = whole_number(text, least=0, allowed="a whole number of seconds from 0 up", most=float("inf"))
-    return min(value, int(LONGEST_TIME))
+    return min(_whole_seconds(text), int(LONGEST_TIME))
 
 
 def seconds(text: str) -> float:
     """Read a number of seconds; one above `LONGEST_TIME` becomes that."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = _float(text)
     return min(value, LONGEST_TIME) if 0 <= value < float("inf") else refuse("is not a number of seconds from 0 up")
 
 
 def positive_seconds(text: str) -> float:
     """Read a number of seconds above 0."""
+    value = _float(text)
+    return min(value, LONGEST_TIME) if 0 < value < float("inf") else refuse("is not a number of seconds above 0")
+
+
+def _float(text: str) -> float:
     try:
-        value = seconds(text)
+        return float(text)
     except ValueError:
-        value = 0.0
-    return value if value > 0 else refuse("is not a number of seconds above 0")
+        return -1.0
 
 
 def duration(text: str) -> float:
     """Read seconds, or a number with one of the units s, m, h, d."""
     factor = _UNITS.get(text[-1:], 0.0)
-    try:
-        return min(seconds(text[:-1]) * factor, LONGEST_TIME) if factor else seconds(text)
-    except ValueError:
+    value = _float(text[:-1]) * factor if factor else _float(text)
+    if not 0 <= value < float("inf"):
         refuse("is not a number of seconds from 0 up, nor a number with s, m, h or d")
+    return min(value, LONGEST_TIME)
 
 
 def positive_duration(text: str) -> float:
     """Read a duration above 0."""
-    value = duration(text)
-    return value if value > 0 else refuse("is not a time above 0")
+    return duration(text) or refuse("is not a time above 0")
 
 
 def hang_timeout(text: str) -> float:
@@ -134,13 +129,11 @@ def window(text: str) -> Window:
     """Read ``N/PERIOD``, as in ``5/1h``, ``5/h`` or ``3/600``."""
     number, _, period = text.partition("/")
     try:
-        allowed = int(number)
-        length = duration("1" + period if period in _UNITS else period)
+        return Window(
+            whole_number(number, least=1, allowed=""), positive_duration(f"1{period}" if period in _UNITS else period)
+        )
     except ValueError:
-        allowed, length = 0, 0.0
-    if not 1 <= allowed <= LARGEST_NUMBER or length <= 0:
         refuse("is not N/PERIOD, as in 5/1h: a number N from 1 up, in a PERIOD with s, m, h or d")
-    return Window(allowed, length)
 
 
 def exit_codes(text: str) -> tuple[int, ...]:
