@@ -111,14 +111,11 @@ def run_command(
     args: Namespace = parser.parse_args(sys.argv[1:] if words is None else words)
     leave: Callable[[int], object] = sys.exit
     try:
-        request, notices = _prepare(args, parser.origins)
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
-        if args.explain or args.explain_all:
-            _explain(request, flags, notices)
+        request = _prepare(args, parser.origins, flags)
+        if request is None:
             return
-        for notice in notices:
-            say(notice)
         config, command, command_args = make_config(request, os.environ)
         if config.max_nodes > 1:
             join_command = _make_join_command(args, flags, command_words, parser.origins)
@@ -146,10 +143,11 @@ def run_command(
         leave(code)
 
 
-def _prepare(args: Namespace, origins: Origins | None) -> tuple[Request, list[str]]:
-    """Fill in what follows from other values, check everything, and find what the user should know.
+def _prepare(args: Namespace, origins: Origins | None, flags: Sequence[Flag] = FLAGS) -> Request | None:
+    """Fill in what follows from other values, check everything, and say what the user should know.
 
-    `args` is changed, and new origins are added to `origins`, which are None where a program made the namespace.
+    None: the job was only explained. `args` is changed, and new origins are added to `origins`, which are None where a
+    program made the namespace.
     """
     recorded: Origins = {} if origins is None else origins
     complete_arguments(args)
@@ -169,30 +167,29 @@ def _prepare(args: Namespace, origins: Origins | None) -> tuple[Request, list[st
         raise UsageError(name_source(str(error), recorded, os.environ)) from None
     notices = [*([] if found is None else found.notices), *find_notices(request, os.environ)]
     choose_rendezvous(request)
-    return request, [name_source(notice, recorded, os.environ) for notice in notices]
-
-
-def _explain(request: Request, flags: Sequence[Flag], notices: Sequence[str]) -> None:
-    """Print what a start would do, with the notices that it would begin with."""
+    notices = [name_source(notice, recorded, os.environ) for notice in notices]
+    if not (args.explain or args.explain_all):
+        for notice in notices:
+            say(notice)
+        return request
     from elastic_run.cli.explain import render_explanation
     from elastic_run.launch_config import preview_environments
     from elastic_run.notices import print_text
 
     # Without the directory, which would be made; `check_request` has tried it out.
-    args = request.args
     quiet = replace(request, args=type(args)(**{**vars(args), "log_dir": None}))
     config, command, command_args = make_config(quiet, dict(os.environ), tell=lambda _: None)
-    environments = preview_environments(config, command, command_args)
     text = render_explanation(
         request,
         flags,
         config=config,
         command=[command, *command_args],
-        environments=environments,
+        environments=preview_environments(config, command, command_args),
         environ=os.environ,
         notices=notices,
     )
     print_text(text)
+    return None
 
 
 def _make_join_command(
@@ -260,16 +257,12 @@ def run(args: Namespace) -> None:
 
 
 def _run(args: Namespace, origins: Origins | None) -> None:
-    request, notices = _prepare(args, origins)
-    if args.explain or args.explain_all:
-        _explain(request, FLAGS, notices)
-        return
-    from elastic_run.launcher import elastic_launch
+    request = _prepare(args, origins)
+    if request is not None:
+        from elastic_run.launcher import elastic_launch
 
-    for notice in notices:
-        say(notice)
-    config, command, command_args = make_config(request, os.environ)
-    elastic_launch(config, command)(*command_args)
+        config, command, command_args = make_config(request, os.environ)
+        elastic_launch(config, command)(*command_args)
 
 
 def get_args_parser() -> LauncherArgumentParser:
