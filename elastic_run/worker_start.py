@@ -1,40 +1,21 @@
 """What a Python worker does before its program: it lets the agent ask for its stacks and hear of its exception.
 
-It shows its rank, too.
+A line of our .pth file calls `begin` before the program begins; a fork does it when it becomes a worker. Each worker
+imports this module and the package at its start, and both import no other file, since each file delays every worker.
+So this module has no `from __future__`, and repeats names of `contract`; a test compares them. No error in here may
+keep the program from its start. What the worker executes has neither handlers nor pipe.
 
-Rules
-- Each worker imports this module and the package at its start. Both import no other file, because each file delays the
-  start of every worker. So this module has no `from __future__`, and repeats names of `contract`; a test compares
-  them. Python would compile the same code in the .pth file at each start, which takes longer.
-- faulthandler's handler is C: it needs no lock of the interpreter, so it also answers while a C function holds that
-  lock, and it changes nothing that the program can see but the system call that it interrupts, which goes on. But it
-  reads frames without a lock. Those of a thread that runs Python may be gone in that moment, and the process would end
-  by SIGSEGV (one dump of 20 to 1,000 with Python 3.11 to 3.13, if C code calls Python functions there).
-- So there are four signals. The first has a handler in Python, which is always safe: it runs between two instructions
-  of the main thread, and meanwhile no other thread runs Python. Only if the main thread is in C code, and does not come
-  to it, the agent sends another one: for all threads, or, if any of the others runs, for the main thread alone, which
-  runs the handler.
-- A main thread that waits for a lock, such as in `Thread.join`, does not come to the handler in Python: the kernel lets
-  the system call go on. If another thread runs, the agent sends a fourth signal, which interrupts the system call and
-  has the same handler. The first signal interrupts no system call, since C code may not expect that.
-- While the handler in Python runs, the program's handlers may run as well. Their exceptions, such as a timeout by
-  SIGALRM, are passed on. The handler writes only if its descriptor is still the pipe.
-- When Python ends, faulthandler restores the handlers that it has replaced, and Python sets its own handlers to the
-  default, which kills the process. So the worker ignores the signals before it registers, and again at its end:
-  otherwise a signal in that moment would kill a worker that has ended well.
-- A process that is executed does all this by a line of our .pth file, before its program begins. A fork does it when
-  it becomes a worker. No error in here may keep the program from its start.
-- Only the worker itself registers: it leads its session, and has the pipe of which its environment tells. A fork of the
-  worker has the handlers as well, but the agent signals nobody but workers. What the worker executes has neither
-  handlers nor pipe.
+- faulthandler's handler is C: it answers while a C function holds the interpreter's lock, and changes nothing but the
+  system call that it interrupts. But it reads frames without a lock: a thread that runs Python may end the process by
+  SIGSEGV (one dump of 20 to 1,000 with Python 3.11 to 3.13, if C code calls Python functions there).
+- So there are four signals. The first has a handler in Python, which is always safe. Only if the main thread is in C
+  code, and does not come to it, the agent sends another one: faulthandler's for all threads, or, if any of the others
+  runs, for the main thread alone. The first interrupts no system call, since C code may not expect that; a main thread
+  that waits for a lock, as in `Thread.join`, gets the fourth, which does and has the same handler.
 - Only the worker knows that an exception has ended its main thread; a traceback on stderr may be of an exception that
   the program has handled. So `sys.excepthook` and `sys.__excepthook__` tell the agent first. A program may call them
   itself, or a fork or another thread: then the outermost call is the program, the process another one, or the thread.
-  Rejected: an audit hook, which sees a replaced hook too, but runs at each `id()`, `open()` and import. If the program
-  has replaced the hook, the handler in Python tells the agent what the interpreter has left in `sys.last_value`.
-- A worker's rank takes the place of the beginning of its interpreter's path in the command line that `ps` shows. All
-  else stays where it is: the words behind it, which programs read, and the interpreter's name, to which the C library
-  points. In the process's name the rank takes the end. Every failure is harmless: `ps` shows the old words.
+  Rejected: an audit hook, which sees a replaced hook too, but runs at each `id()`, `open()` and import.
 """
 
 import os
@@ -138,6 +119,8 @@ def register(fd: int, number: int) -> None:
     import sys
 
     os.set_inheritable(fd, False)
+    # When Python ends, faulthandler restores the handlers that it has replaced, and Python sets its own ones to the
+    # default, which kills the process: a signal in that moment must not kill a worker that has ended well.
     for each in (number, number - 1):
         _signal.signal(each, _signal.SIG_IGN)
         faulthandler.register(each, fd, all_threads=each == number)
@@ -232,7 +215,7 @@ def _make_handler(fd: int, tell: "Callable[..., None]") -> "Callable[[int, Frame
         try:
             if os.fstat(fd)[1:3] != pipe:
                 return
-            if sys.excepthook is not hook:
+            if sys.excepthook is not hook:  # the program has replaced it; the interpreter has left the exception here
                 tell(getattr(sys, "last_value", None))
             text = "\x02"
             frames.update(sys._current_frames())  # noqa: SLF001 - public by its documentation
@@ -249,6 +232,7 @@ def _make_handler(fd: int, tell: "Callable[..., None]") -> "Callable[[int, Frame
             while data:
                 data = data[os.write(fd, data) :]
         except Exception as error:
+            # The program's own handlers may run meanwhile: their exceptions, as a timeout by SIGALRM, are passed on.
             is_foreign = error.__traceback__.tb_next or not isinstance(error, _OWN_ERRORS)  # type: ignore[union-attr]
             if frames and is_foreign:
                 raise
@@ -258,7 +242,11 @@ def _make_handler(fd: int, tell: "Callable[..., None]") -> "Callable[[int, Frame
 
 
 def show_rank(rank: int) -> None:
-    """Show this worker's global rank before its command line and behind its name."""
+    """Show this worker's global rank before its command line and behind its name; `ps` shows the old words otherwise.
+
+    It takes the place of the beginning of the interpreter's path. All else stays where it is: the words behind it,
+    which programs read, and the interpreter's name, to which the C library points.
+    """
     words = b"rank %d" % rank
     try:
         # Some kernels let no process write to the first and the last of these files.

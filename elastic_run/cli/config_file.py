@@ -1,19 +1,9 @@
 """The file of `--config`: TOML whose keys are the flags without dashes, in front or between the words.
 
-    nnodes = "1:4"
-    nproc-per-node = "gpu"
-    max_restarts = 3
-    preload = ["torch", "numpy"]
-
-    [rdzv-conf]
-    join_timeout = 600
-
-A value has the type that TOML has for it: true and false for a switch, a number, a text, a list where the flag takes
-several values, a table for settings. Each value is converted to the text of the flag and read like it, so a file can
-express no more than the command line. The script and its arguments are not in the file: in `elastic-run --config
-job.toml --lr=1` it would be unclear whether --lr belongs to the script.
-
-The whole file is checked, also values that a flag overrides, so that a typing error shows at once.
+Each value is converted to the text of the flag and read like it, so a file can express no more than the command line.
+The script and its arguments are not in the file: in `elastic-run --config job.toml --lr=1` it would be unclear whether
+--lr belongs to the script. The whole file is checked, also values that a flag overrides, so that a typing error shows
+at once.
 """
 
 from __future__ import annotations

@@ -1,19 +1,10 @@
 """From the words of a command line to a namespace: argparse, filled from the table of flags.
 
-Five things differ from plain argparse:
-
-- Two spellings of one flag (``--max-restarts``, ``--max_restarts``) do not make an abbreviation ambiguous. Nor do flags
-  that torchrun does not have, where one of torchrun's flags matches.
-- The words behind the script are never read as flags. Python before 3.12.8 ends with an error where one of them looks
-  like an ambiguous abbreviation; here the ambiguity is an action, and argparse runs no action behind the script.
-- ``PET_<FLAG>`` is the default of a flag. argparse converts it only if the flag is not given.
-- The file of ``--config`` is read after that, for the values that neither a flag nor a variable gives.
-- An error is one line that names the flag or the variable, the value and what is allowed.
+``PET_<FLAG>`` is the default of a flag, and the file of ``--config`` gives what neither of them gives. An error is one
+line that names the flag or the variable, the value and what is allowed.
 
 argparse is imported before the first worker starts: 1.5 ms of 35. With `re` it would be 4 ms, so the command imports
-`re` when it is first used (`elastic_run.__main__`), and this parser reads usual words without: `_match_argument` and
-`_match_arguments_partial` answer where no expression is needed, `_NumberMatcher` asks only where a word may be a
-number, and `_add_action` adds the flags, since `add_argument` formats each to check its help.
+`re` when it is first used (`elastic_run.__main__`), and this parser reads usual words without.
 """
 
 from __future__ import annotations
@@ -65,7 +56,7 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         self._raises_values = raises_values
         self.origins: dict[str, Origin] = {}
         self._optionals._negative_number_matcher = _NumberMatcher(self._negative_number_matcher)  # type: ignore[assignment]  # noqa: SLF001
-        for flag in flags:
+        for flag in flags:  # not by add_argument, which formats each to check its help
             kind = _PrintText if flag.prints_text else _FlagAction
             self._add_action(kind([*flag.spellings], flag.dest, flag, help=flag.text))
         self._add_action(_Words([], _SCRIPT, required=True, help="Script, module or program that each worker runs."))
@@ -241,7 +232,10 @@ class _PrintText(argparse.Action):
 
 
 class _Ambiguous(argparse.Action):
-    """Stands in for a flag that an abbreviation does not tell; takes a value or none, since either may follow."""
+    """Stands in for a flag that an abbreviation does not tell; takes a value or none, since either may follow.
+
+    Python before 3.12.8 ends with an error for an ambiguous word behind the script too, where it runs no action.
+    """
 
     def __init__(self, word: str, names: Sequence[str]) -> None:
         super().__init__([word], argparse.SUPPRESS, "?")

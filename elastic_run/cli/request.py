@@ -1,11 +1,9 @@
 """What the user asked for: torch's namespace with the origin of each value, and the typed record that is read from it.
 
-    words -> namespace (`parser`) -> completed from variables and the scheduler -> `Request` -> checks, notices, config
-
 The namespace keeps the values of torch's parser: plain text, numbers and lists, since programs make and change it. The
-origins stand beside it in a dictionary by name, without the values that have their default. `--explain` shows origins,
-a message about a wrong value begins with its origin, and the command for other nodes is made of what somebody gave.
-`Request` has each text read once; checks, notices and the configuration take the values from there.
+origins stand beside it in a dictionary by name, without the values that have their default: `--explain` shows them, and
+a message about a wrong value begins with its origin. `Request` has each text read once; checks, notices and the
+configuration take the values from there.
 """
 
 from __future__ import annotations

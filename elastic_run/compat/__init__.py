@@ -4,15 +4,10 @@
     python -m elastic_run.compat accelerate launch …    around a program
     ELASTIC_RUN_COMPAT=1 python …                       for a process and all its children
 
-Rules
-- A finder in front of the others answers for the paths of `alias.PATHS`; torch itself is not imported for it.
-- What imports `torch.distributed.run` gets an alias of `elastic_run.run`: the same objects, so that ``isinstance``,
-  ``except`` and pickles agree, whichever path they came by.
-- Modules of torch's that aren't in the table are torch's own: torch itself uses some of them in workers. A name that we
-  lack is an AttributeError which says so; ours never runs half of torch's.
-- Names that a module of torch's has from others are in ours as well, or else torch's own.
-- The variable is read by a .pth file of one line that the wheel brings: the only way in which a variable can act on
-  programs that know nothing of us. It costs each start of Python 0.15 ms of 7, and imports nothing unless it is set.
+What imports `torch.distributed.run` then gets an alias of `elastic_run.run`: the same objects, so that ``isinstance``,
+``except`` and pickles agree, whichever path they came by. The variable is read by a .pth file of one line that the
+wheel brings: the only way in which a variable can act on programs that know nothing of us. It costs each start of
+Python 0.15 ms of 7, and imports nothing unless it is set.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """``elastic-run logs [RUN]``: the log files of a job that runs or has ended, across its attempts.
 
 Log files have no times, so they are shown attempt by attempt and rank by rank. `--follow` shows new lines in the order
-in which they come. It looks for them every `_LOOK` seconds: another node may write into a shared directory, and no
-kernel reports that. The end of the job is awaited on its launcher's descriptor.
-
-The files are ``<run directory>/attempt_<n>/<local rank>/{stdout,stderr}.log``. The rank in the job that each worker had
-is read from `events.jsonl` beside them, if that knows as many rounds as there are attempts; otherwise the local rank
-counts.
+in which they come, and looks for them every `_LOOK` seconds: another node may write into a shared directory, and no
+kernel reports that.
 """
 
 from __future__ import annotations
@@ -244,7 +240,10 @@ def _list_names(directory: str) -> list[str]:
 
 
 def _read_ranks(directory: str) -> list[dict[int, int]]:
-    """Return for each round of this node the ranks of its workers by local rank, as far as the event log tells."""
+    """Return for each round of this node the ranks of its workers by local rank, as far as the event log tells.
+
+    If it does not know as many rounds as there are attempts, the local rank counts.
+    """
     rounds: dict[object, dict[int, int]] = {}
     try:
         for event in _read_events(directory, "worker_started"):
