@@ -8,12 +8,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from elastic_run.core.job.config import AgentConfig, JobConfig, NodeConfig
+    from elastic_run.core.config import AgentConfig, JobConfig, NodeConfig
     from elastic_run.launcher import LaunchConfig, elastic_launch, launch_agent
     from elastic_run.multiprocessing.api import Std
     from elastic_run.multiprocessing.errors import ChildFailedError, ProcessFailure, record
     from elastic_run.multiprocessing.functions.spawn import spawn
-    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs, LogsSpecs
+    from elastic_run.multiprocessing.logs import DefaultLogsSpecs, LogsSpecs
 
 __all__ = [
     "AgentConfig",
@@ -34,9 +34,9 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AgentConfig": "core.job.config",
-    "JobConfig": "core.job.config",
-    "NodeConfig": "core.job.config",
+    "AgentConfig": "core.config",
+    "JobConfig": "core.config",
+    "NodeConfig": "core.config",
     "LaunchConfig": "launcher",
     "elastic_launch": "launcher",
     "launch_agent": "launcher",
@@ -44,8 +44,8 @@ _HOMES = {
     "ProcessFailure": "multiprocessing.errors",
     "record": "multiprocessing.errors",
     "spawn": "multiprocessing.functions.spawn",
-    "DefaultLogsSpecs": "multiprocessing.output.logs",
-    "LogsSpecs": "multiprocessing.output.logs",
+    "DefaultLogsSpecs": "multiprocessing.logs",
+    "LogsSpecs": "multiprocessing.logs",
     "Std": "multiprocessing.api",
 }
 

@@ -14,12 +14,12 @@ import os
 
 from elastic_run import contract, signals
 from elastic_run.agent.api import WorkerGroup, WorkerSpec
-from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
-from elastic_run.agent.driver.worker_launch import start_early
+from elastic_run.agent.context import AgentContext, AgentOptions, parse_signals
+from elastic_run.agent.worker_launch import start_early
 from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id, preloaded, short_name, whole_seconds
-from elastic_run.core.job.config import AgentConfig, JobConfig, NodeConfig
-from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
-from elastic_run.multiprocessing.process.process_table import has_children, list_foreign_handled
+from elastic_run.core.config import AgentConfig, JobConfig, NodeConfig
+from elastic_run.multiprocessing.logs import DefaultLogsSpecs
+from elastic_run.multiprocessing.process_table import has_children, list_foreign_handled
 from elastic_run.notices import UsageError, say
 from elastic_run.records import dataclass, field, replace
 from elastic_run.rendezvous.api import RendezvousParameters
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.core.agent.faults import Fault
-    from elastic_run.multiprocessing.output.logs import LogsSpecs
+    from elastic_run.multiprocessing.logs import LogsSpecs
 
     Port = TypeVar("Port", HttpPort, MetricsPort)
     Value = TypeVar("Value")
@@ -358,7 +358,7 @@ def _options(
     affinities = {}
     if config.numa_options is not None:
         from elastic_run.cluster.numa import worker_affinities
-        from elastic_run.multiprocessing.process.fork_exec import own_interpreter
+        from elastic_run.multiprocessing.fork_exec import own_interpreter
 
         affinities = worker_affinities(config.numa_options, config.nproc_per_node, python=own_interpreter())
     named = parse_signals(f"{config.signals_to_handle},{config.forward_signals}")
@@ -395,7 +395,7 @@ def preview_environments(config: LaunchConfig, entrypoint: str, args: list[str])
     `contract.ENV_OF_ROUND` are left out where other nodes decide about these. A value that a start would refuse
     raises a UsageError here as well. The handler of a plug-in is not made, since it may start anything.
     """
-    from elastic_run.agent.driver.worker_launch import assign_ranks, worker_environments
+    from elastic_run.agent.worker_launch import assign_ranks, worker_environments
     from elastic_run.store.worker_store import choose_loopback, is_served_by_agent
 
     try:

@@ -156,7 +156,7 @@ def launch_agent(
 
 def _name_program(entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]) -> str:
     """Return what a failure is called after, as with torch: the function, the script of an interpreter, the command."""
-    from elastic_run.multiprocessing.process.fork_exec import is_run_path_code, own_interpreter
+    from elastic_run.multiprocessing.fork_exec import is_run_path_code, own_interpreter
 
     if not isinstance(entrypoint, str):
         return getattr(entrypoint, "__name__", repr(entrypoint))

@@ -30,7 +30,7 @@ from elastic_run.cli.request import (
     write_given,
 )
 from elastic_run.cli.values import node_range
-from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
+from elastic_run.multiprocessing.fork_exec import ensure_standard_descriptors
 from elastic_run.notices import UsageError, find_foreign_place, say
 from elastic_run.records import replace
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from elastic_run.cli.flags import Flag
     from elastic_run.cli.request import Origin, Origins, Request
-    from elastic_run.core.job.config import JoinCommand
+    from elastic_run.core.config import JoinCommand
     from elastic_run.launch_config import LaunchConfig
 
 __all__ = [
@@ -196,7 +196,7 @@ def _make_join_command(
     args: Namespace, flags: Sequence[Flag], command_words: Sequence[str], origins: Mapping[str, Origin]
 ) -> JoinCommand:
     """Return this node's command line in the parts that the command for other nodes is made of."""
-    from elastic_run.core.job.config import JoinCommand
+    from elastic_run.core.config import JoinCommand
 
     program = (args.training_script, *args.training_script_args)
     is_told_apart = not args.training_script.startswith("-") and "--" not in args.training_script_args
@@ -222,7 +222,7 @@ def _report_error(error: Exception, origins: Mapping[str, Origin]) -> int:
         return contract.EXIT_CANNOT_START
     if os.environ.get("LOGLEVEL", "").upper() == "DEBUG":
         raise error
-    from elastic_run.multiprocessing.output.logs import LogsPluginError
+    from elastic_run.multiprocessing.logs import LogsPluginError
     from elastic_run.utils import describe_exception
 
     if is_kind(error, RendezvousError):  # torch's, of a plug-in

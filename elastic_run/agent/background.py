@@ -11,10 +11,10 @@ from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Event
-    from elastic_run.multiprocessing.process.workers import Workers
+    from elastic_run.multiprocessing.workers import Workers
 
 
 class Background:

@@ -10,10 +10,10 @@ import time
 
 from elastic_run.agent.script_name import program_name
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.job.config import FEW_NODES
+from elastic_run.core.config import FEW_NODES
 from elastic_run.core.job.restart_policy import STOP_JOB, Failure
-from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.fork_exec import own_interpreter
+from elastic_run.multiprocessing import process_table
+from elastic_run.multiprocessing.fork_exec import own_interpreter
 from elastic_run.signals import SIGKILL
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.messages import Command
     from elastic_run.core.failure.job_result import Attempt, JobResult, RecorderFinding, Rule

@@ -17,13 +17,13 @@ import time
 
 from elastic_run import contract, lazy_names
 from elastic_run.agent.api import DEFAULT_ROLE, RunResult
-from elastic_run.agent.driver.context import AgentContext, AgentOptions, parse_signals
+from elastic_run.agent.context import AgentContext, AgentOptions, parse_signals
 from elastic_run.agent.driver.supervisor import Supervisor
-from elastic_run.agent.driver.worker_launch import worker_environments
 from elastic_run.agent.plugin_calls import close_part, is_ours
 from elastic_run.agent.results import WorkerState
 from elastic_run.agent.simple_elastic_agent import SimpleElasticAgent, measured
-from elastic_run.core.job.config import JobConfig, NodeConfig
+from elastic_run.agent.worker_launch import worker_environments
+from elastic_run.core.config import JobConfig, NodeConfig
 from elastic_run.signals import SIGTERM
 
 TYPE_CHECKING = False
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
     from elastic_run.agent.driver.timers import TimerServer
-    from elastic_run.agent.driver.worker_launch import LaunchedWorkers
+    from elastic_run.agent.worker_launch import LaunchedWorkers
     from elastic_run.core.failure.job_result import JobResult
     from elastic_run.multiprocessing.functions.start_processes import PContext
-    from elastic_run.multiprocessing.output.logs import LogsSpecs
+    from elastic_run.multiprocessing.logs import LogsSpecs
     from elastic_run.timer.timer_file import ScopeTimer
 
 

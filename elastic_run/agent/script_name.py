@@ -13,7 +13,7 @@ import os
 import sys
 
 from elastic_run.contract import ENV_PYTHON_EXEC
-from elastic_run.multiprocessing.process.fork_exec import (
+from elastic_run.multiprocessing.fork_exec import (
     is_interpreters_name,
     is_run_path_code,
     own_interpreter,

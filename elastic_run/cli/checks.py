@@ -16,7 +16,7 @@ from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.make_config import compare_with_gpus
 from elastic_run.cli.request import get_use_env
 from elastic_run.cli.values import nearest, seconds
-from elastic_run.multiprocessing.process.fork_exec import own_interpreter
+from elastic_run.multiprocessing.fork_exec import own_interpreter
 from elastic_run.notices import UsageError
 from elastic_run.rendezvous.backend_table import BACKENDS, read_settings
 

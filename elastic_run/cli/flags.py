@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from elastic_run import contract
 from elastic_run.cli import values as read
-from elastic_run.core.job.config import JobConfig, NodeConfig
+from elastic_run.core.config import JobConfig, NodeConfig
 from elastic_run.records import fields
 from elastic_run.rendezvous.backend_table import BACKENDS
 

@@ -14,7 +14,7 @@ import textwrap
 from elastic_run import contract
 from elastic_run.cli.commands import COMMANDS, CommandParser, make_parser, run
 from elastic_run.cli.flags import FLAGS
-from elastic_run.core.job.config import Window
+from elastic_run.core.config import Window
 from elastic_run.notices import UsageError, print_text
 
 TYPE_CHECKING = False

@@ -13,8 +13,8 @@ from elastic_run import contract
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.request import get_use_env
 from elastic_run.cli.values import WORKER_COUNTS, whole_number, worker_count
-from elastic_run.core.job.config import AgentConfig, JobConfig, NodeConfig
-from elastic_run.multiprocessing.process.fork_exec import make_run_path_code, own_interpreter
+from elastic_run.core.config import AgentConfig, JobConfig, NodeConfig
+from elastic_run.multiprocessing.fork_exec import make_run_path_code, own_interpreter
 from elastic_run.notices import UsageError, say
 from elastic_run.rendezvous.backend_table import BACKENDS
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from elastic_run.cli.request import Request
     from elastic_run.launch_config import LaunchConfig
-    from elastic_run.multiprocessing.output.logs import LogsSpecs, Streams
+    from elastic_run.multiprocessing.logs import LogsSpecs, Streams
 
 #: Flags that are settings of the job, of the node or of the agent, by the same name.
 _JOB_FLAGS = tuple(flag.dest for flag in FLAGS if flag.dest in JobConfig.__match_args__)
@@ -245,7 +245,7 @@ def _make_command(request: Request, environ: Mapping[str, str]) -> tuple[str, li
 
 
 def _make_logs_specs(request: Request) -> LogsSpecs:
-    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
+    from elastic_run.multiprocessing.logs import DefaultLogsSpecs
 
     args, redirects, tee = request.args, request.redirects, request.tee
     ranks = {int(rank) for rank in args.local_ranks_filter.split(",")} if args.local_ranks_filter else None
@@ -274,7 +274,7 @@ def _as_known_to(specs_class: type[LogsSpecs], streams: Streams) -> Streams:
 def _load_logs_specs(name: str) -> type[LogsSpecs]:
     from importlib.metadata import entry_points
 
-    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs
+    from elastic_run.multiprocessing.logs import DefaultLogsSpecs
 
     plugins = entry_points(group=contract.LOGS_SPECS_ENTRY_POINTS)
     for plugin in plugins:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
     from elastic_run.cli.flags import Flag
-    from elastic_run.multiprocessing.output.logs import Streams
+    from elastic_run.multiprocessing.logs import Streams
     from elastic_run.schedulers.derivation import Derivation
 
     #: Origins by the name of the value, as in the namespace.
@@ -112,7 +112,7 @@ def read_request(
     `found` is what follows from the scheduler. UsageError: a text can't be read.
     """
     # Not at the top: the parser needs this module, and not the output's.
-    from elastic_run.multiprocessing.output.logs import parse_streams
+    from elastic_run.multiprocessing.logs import parse_streams
 
     if args.no_python and args.module and not args.run_path:
         message = "--no-python: cannot be combined with -m: --no-python runs a program, -m a Python module"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from elastic_run import contract
 from elastic_run.contract import LARGEST_NUMBER, LONGEST_TIME, WORKER_COUNT_WORDS
-from elastic_run.core.job.config import Window
+from elastic_run.core.config import Window
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

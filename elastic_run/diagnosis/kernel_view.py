@@ -9,13 +9,13 @@ import os
 
 from elastic_run import contract
 from elastic_run.core.failure.stacks import IGNORES, STOPPED
-from elastic_run.multiprocessing.process.fork_exec import is_interpreters_name
-from elastic_run.multiprocessing.process.process_table import read_name, read_stat, wait_channel
+from elastic_run.multiprocessing.fork_exec import is_interpreters_name
+from elastic_run.multiprocessing.process_table import read_name, read_stat, wait_channel
 from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL, call_libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.multiprocessing.process.fork_exec import StackPipe
+    from elastic_run.multiprocessing.fork_exec import StackPipe
 
 #: Meaning of a state's letter for a user who waits for the process.
 _STATES = {b"T": STOPPED, b"t": "is stopped by a debugger", b"Z": "has ended"}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from elastic_run.loop import Loop, Timer
-    from elastic_run.multiprocessing.process.fork_exec import StackPipe
+    from elastic_run.multiprocessing.fork_exec import StackPipe
 
 #: Seconds from a worker's first characters to a look at whether that was all, and between two looks.
 _GATHERING = 0.002

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.functions.start_processes import RunProcsResult as RunProcsResult
     from elastic_run.multiprocessing.functions.start_processes import SubprocessContext as SubprocessContext
     from elastic_run.multiprocessing.functions.start_processes import start_processes as start_processes
-    from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs as DefaultLogsSpecs
-    from elastic_run.multiprocessing.output.logs import LogsDest as LogsDest
-    from elastic_run.multiprocessing.output.logs import LogsSpecs as LogsSpecs
+    from elastic_run.multiprocessing.logs import DefaultLogsSpecs as DefaultLogsSpecs
+    from elastic_run.multiprocessing.logs import LogsDest as LogsDest
+    from elastic_run.multiprocessing.logs import LogsSpecs as LogsSpecs
 
 _HOMES = {
-    "DefaultLogsSpecs": "output.logs",
-    "LogsDest": "output.logs",
-    "LogsSpecs": "output.logs",
+    "DefaultLogsSpecs": "logs",
+    "LogsDest": "logs",
+    "LogsSpecs": "logs",
     "MultiprocessContext": "functions.start_processes",
     "PContext": "functions.start_processes",
     "ProcessFailure": "errors",

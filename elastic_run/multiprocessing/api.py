@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntFlag
 
-from elastic_run.multiprocessing.output.logs import parse_streams, streams_by_rank
+from elastic_run.multiprocessing.logs import parse_streams, streams_by_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any
 
-    from elastic_run.multiprocessing.output.logs import Streams
+    from elastic_run.multiprocessing.logs import Streams
 
 __all__ = ["SignalException", "Std", "get_std_cm", "to_map"]
 

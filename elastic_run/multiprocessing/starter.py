@@ -10,15 +10,15 @@ import os
 
 from elastic_run import contract
 from elastic_run.files import make_directory
-from elastic_run.multiprocessing.output.logs import is_log
-from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.fork_exec import (
+from elastic_run.multiprocessing import process_table
+from elastic_run.multiprocessing.fork_exec import (
     SpawnOptions,
     inheritable_descriptors,
     inherited_environment,
     stack_variables,
     start_process,
 )
+from elastic_run.multiprocessing.logs import is_log
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from elastic_run.multiprocessing.functions.launch import Functions, StartedFunction
-    from elastic_run.multiprocessing.output.logs import LogsDest
-    from elastic_run.multiprocessing.output.wiring import Wiring
-    from elastic_run.multiprocessing.process.guardian import Guardian
+    from elastic_run.multiprocessing.guardian import Guardian
+    from elastic_run.multiprocessing.logs import LogsDest
+    from elastic_run.multiprocessing.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)

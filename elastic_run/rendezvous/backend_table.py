@@ -10,7 +10,7 @@ the value and what is allowed. Times are seconds and may be fractions (torch: wh
 from __future__ import annotations
 
 from elastic_run.contract import DEFAULT_C10D_PORT, LARGEST_NUMBER, LONGEST_TIME
-from elastic_run.core.job.config import SHORTEST_INTERVAL, JobConfig
+from elastic_run.core.config import SHORTEST_INTERVAL, JobConfig
 from elastic_run.records import dataclass, field, replace
 from elastic_run.rendezvous.api import read_truth
 

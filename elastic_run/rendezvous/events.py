@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from elastic_run.core.job.config import JobConfig, NodeConfig
+    from elastic_run.core.config import JobConfig, NodeConfig
     from elastic_run.core.job.documents import NodeInfo
     from elastic_run.core.job.membership import Ended, Formed, Halted, Refused, Warned
 

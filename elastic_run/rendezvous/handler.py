@@ -18,7 +18,7 @@ import socket
 
 from elastic_run import __version__, contract
 from elastic_run.contract import NO_RUN_ID
-from elastic_run.core.job.config import JobConfig, JoinCommand, NodeConfig
+from elastic_run.core.config import JobConfig, JoinCommand, NodeConfig
 from elastic_run.core.job.documents import NodeInfo
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_outward_address, names_loopback

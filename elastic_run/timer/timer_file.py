@@ -19,7 +19,7 @@ import os
 import stat
 import time
 
-from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing import process_table
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False

@@ -65,8 +65,8 @@ def test_a_worker_that_the_guardian_was_not_told_of_yet_dies_too(tmp_path: Path)
     host = tmp_path / "host.py"
     host.write_text(
         "import os, signal\n"
-        "from elastic_run.multiprocessing.process.fork_exec import start_process\n"
-        "from elastic_run.multiprocessing.process.guardian import Guardian\n"
+        "from elastic_run.multiprocessing.fork_exec import start_process\n"
+        "from elastic_run.multiprocessing.guardian import Guardian\n"
         "guardian = Guardian(is_exec=False)\n"
         "guardian.start()\n"
         "reading, writing = os.pipe()\n"
@@ -87,7 +87,7 @@ def test_a_function_that_the_guardian_was_not_told_of_is_never_called(method: st
     host.write_text(
         "import os, signal, time\n"
         "from elastic_run.launcher import LaunchConfig, elastic_launch\n"
-        "from elastic_run.multiprocessing.process.guardian import Guardian\n"
+        "from elastic_run.multiprocessing.guardian import Guardian\n"
         "def work():\n"
         "    os.write(1, b'called')\n"
         "    time.sleep(600)\n"
@@ -109,7 +109,7 @@ def test_a_guardian_leaves_the_launcher_s_group_before_anything_starts(tmp_path:
     host = tmp_path / "host.py"
     host.write_text(
         "import os, time\n"
-        "from elastic_run.multiprocessing.process.guardian import Guardian\n"
+        "from elastic_run.multiprocessing.guardian import Guardian\n"
         "begin_session = os.setsid\n"
         "def begin_slowly():\n"
         "    time.sleep(0.3)\n"
@@ -303,7 +303,7 @@ def test_a_guardian_that_cannot_live_is_given_up(launch: Launch, worker: Worker,
     host = _host(
         tmp_path,
         f"""
-from elastic_run.multiprocessing.process import guardian
+from elastic_run.multiprocessing import guardian
 guardian._FIRST_PAUSE /= 5
 guardian.running_interpreter = lambda: {str(broken)!r}
 elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="local", max_restarts=0), sys.executable)("-u", {str(path)!r})

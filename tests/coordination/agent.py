@@ -18,7 +18,7 @@ from tests.coordination.lease_store import TIME_TO_LIVE
 from tests.coordination.properties import ACTIVE, check_ends, check_formed, check_started
 
 if TYPE_CHECKING:
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
     from elastic_run.core.job.state import Event
     from tests.coordination.lease_store import Reading
     from tests.coordination.world import Link, World

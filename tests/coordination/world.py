@@ -14,9 +14,9 @@ import heapq
 import random
 from typing import TYPE_CHECKING
 
+from elastic_run.core.config import JobConfig
 from elastic_run.core.job import coordination as coordinating
 from elastic_run.core.job import coordinator_search as discovering
-from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.coordinator_search import LEASE_STORE, REFUSES, Answer
 from elastic_run.core.job.documents import RUNS, NodeState, Order, Round
 from elastic_run.core.job.founding import LEASE, MAJORITY, ONLY_ONE

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.core.job.config import Window
+from elastic_run.core.config import Window
 from elastic_run.core.job.coordination import next_at
 from elastic_run.core.job.documents import ErrorCount, NodeEnds, StuckRank
 from elastic_run.core.job.membership import Leaving, WorkersFailing
@@ -26,7 +26,7 @@ from tests.support.sessions import plain_config
 from tests.support.small_job import SmallJob
 
 if TYPE_CHECKING:
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
     from elastic_run.core.job.documents import Assignment
     from elastic_run.core.job.membership import Member
     from elastic_run.core.job.state import Job

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.job.config import JobConfig
+from elastic_run.core.config import JobConfig
 from elastic_run.core.job.restart_policy import CAUSE_WAIT, Failure
 from elastic_run.records import replace
 

@@ -13,7 +13,7 @@ from collections import Counter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from elastic_run.core.job.config import JobConfig, Window
+from elastic_run.core.config import JobConfig, Window
 from elastic_run.core.job.documents import NodeInfo, Promise, StoreAddress
 from elastic_run.core.job.exclusion import judge, note_incident
 from elastic_run.core.job.founding import ONLY_ONE

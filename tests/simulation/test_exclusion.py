@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from elastic_run.core.job.config import Window
+from elastic_run.core.config import Window
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
 from elastic_run.core.job.restart_policy import Failure
 from elastic_run.core.job.state import Root

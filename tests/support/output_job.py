@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from elastic_run.loop import Loop
+from elastic_run.multiprocessing.fork_exec import ensure_standard_descriptors, start_process
+from elastic_run.multiprocessing.logs import LogsDest
 from elastic_run.multiprocessing.output.console import Console
-from elastic_run.multiprocessing.output.logs import LogsDest
-from elastic_run.multiprocessing.output.wiring import Wiring
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
-from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors, start_process
+from elastic_run.multiprocessing.wiring import Wiring
 
 
 class Job:

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from elastic_run.core.job.config import JobConfig, NodeConfig
+from elastic_run.core.config import JobConfig, NodeConfig
 from elastic_run.core.job.documents import NodeInfo, StoreAddress
 from elastic_run.core.job.membership import Ended, Formed, Halted, Refused, Warned
 from elastic_run.records import replace

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastic_run.core.config import JobConfig
 from elastic_run.core.job import coordination as coordinating
 from elastic_run.core.job import membership
-from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.documents import NodeInfo, Promise, RoundEnd, StoreAddress
 from elastic_run.core.job.founding import MAJORITY, ONLY_ONE
 from elastic_run.core.job.membership import Member, OrderRead, WorkersGone

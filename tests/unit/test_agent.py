@@ -10,7 +10,7 @@ import pytest
 
 from elastic_run import metrics
 from elastic_run.agent import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
-from elastic_run.agent.driver.worker_launch import assign_ranks, worker_environments
+from elastic_run.agent.worker_launch import assign_ranks, worker_environments
 from elastic_run.multiprocessing.errors import ProcessFailure
 from elastic_run.rendezvous.registry import LocalRendezvousHandler
 from tests.support.wait import DEADLINE

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from elastic_run.agent import WorkerGroup, WorkerSpec
-from elastic_run.agent.driver.context import AgentContext, AgentOptions
+from elastic_run.agent.context import AgentContext, AgentOptions
 from elastic_run.contract import ENV_HEARTBEAT_FILE
-from elastic_run.core.job.config import AgentConfig, JobConfig
-from elastic_run.multiprocessing.output.logs import LogsDest
-from elastic_run.multiprocessing.process import process_table
+from elastic_run.core.config import AgentConfig, JobConfig
+from elastic_run.multiprocessing import process_table
+from elastic_run.multiprocessing.logs import LogsDest
 from elastic_run.rendezvous.registry import LocalRendezvousHandler
 
 

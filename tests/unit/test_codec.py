@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from elastic_run.core.config import JobConfig
 from elastic_run.core.job import codec
 from elastic_run.core.job.codec import MessageError, decode, encode, from_document, to_document
-from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.documents import NodeInfo, NodeState, RoundEnd, StoreAddress
 from elastic_run.records import replace
 

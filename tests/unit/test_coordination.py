@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from elastic_run.core.config import JobConfig, Window
 from elastic_run.core.job import coordination as coordinating
 from elastic_run.core.job import membership
 from elastic_run.core.job.codec import MessageError, encode, from_document, to_message
-from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.coordination import LARGEST_MEMORY, write_memory
 from elastic_run.core.job.coordinator_search import (
     KNOWS_NOTHING,

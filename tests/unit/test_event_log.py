@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastic_run.agent.driver.event_recorder import EventRecorder
-from elastic_run.core.job.config import AgentConfig
+from elastic_run.core.config import AgentConfig
 from elastic_run.report.event_log import ALWAYS, EVENTS, OF_WORKER, EventFile, find_mistake
 from elastic_run.report.history_page import find_failures
 from elastic_run.report.job_history import LINE_LIMIT, fold, read_events

@@ -10,7 +10,7 @@ import pytest
 from elastic_run.agent.driver.event_recorder import EventRecorder
 from elastic_run.agent.driver.worker_readings import Usage
 from elastic_run.core.agent import machine, messages
-from elastic_run.core.job.config import JobConfig
+from elastic_run.core.config import JobConfig
 from elastic_run.report.event_log import find_mistake
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.core.job.config import Window
+from elastic_run.core.config import Window
 from elastic_run.core.job.coordination import take_memory, write_memory
 from elastic_run.core.job.documents import Promise, Round
 from elastic_run.core.job.exclusion import exclude, judge, note_incident
@@ -18,7 +18,7 @@ from elastic_run.records import replace
 from tests.support.small_job import SmallJob
 
 if TYPE_CHECKING:
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
 
 HOUR = 3600.0
 

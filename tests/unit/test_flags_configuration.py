@@ -16,7 +16,7 @@ from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.request import read_request
 from elastic_run.cluster import devices, limits
-from elastic_run.core.job.config import Window
+from elastic_run.core.config import Window
 from elastic_run.multiprocessing import DefaultLogsSpecs, Std
 from elastic_run.notices import UsageError
 from elastic_run.run import (

@@ -11,7 +11,7 @@ import pytest
 
 from elastic_run.cli.flags import FLAGS, LEGACY_FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser, match_abbreviation
-from elastic_run.core.job.config import Window
+from elastic_run.core.config import Window
 from elastic_run.notices import UsageError
 from elastic_run.run import get_args_parser
 

@@ -14,7 +14,7 @@ from elastic_run import launch as legacy
 from elastic_run.cli.checks import check_request, find_notices
 from elastic_run.cli.make_config import make_config
 from elastic_run.cli.request import choose_rendezvous, get_use_env, read_request
-from elastic_run.multiprocessing.process.fork_exec import make_run_path_code
+from elastic_run.multiprocessing.fork_exec import make_run_path_code
 from elastic_run.notices import UsageError
 from elastic_run.run import (
     determine_local_world_size,

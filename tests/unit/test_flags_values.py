@@ -8,7 +8,7 @@ import pytest
 
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
-from elastic_run.core.job.config import Window
+from elastic_run.core.config import Window
 from elastic_run.notices import UsageError
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from elastic_run.agent.driver.worker_readings import MOMENT, MOMENTS, ProcessSam
 from elastic_run.core.failure import hang
 from elastic_run.core.failure.hang import JobStillness, Stillness, describe_rank
 from elastic_run.core.failure.stacks import Dump, Place
-from elastic_run.multiprocessing.process.process_table import list_running_threads
+from elastic_run.multiprocessing.process_table import list_running_threads
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

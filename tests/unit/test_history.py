@@ -10,9 +10,9 @@ import pytest
 from elastic_run import contract
 from elastic_run.agent.history import History, _search
 from elastic_run.cluster import limits
+from elastic_run.core.config import JobConfig
 from elastic_run.core.failure.job_result import Rule
 from elastic_run.core.failure.root_cause import ExceptionText, OomKills
-from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.documents import End
 from elastic_run.core.job.restart_policy import Failure
 from elastic_run.report.failure_documents import encode_root_cause
@@ -21,7 +21,7 @@ from tests.support.job_results import stopped, worker_end
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.context import AgentContext
 
 
 def test_kills_count_from_the_first_start_of_workers_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from elastic_run import contract, metrics
 from elastic_run.agent import WorkerSpec, health_check_server, local_elastic_agent
-from elastic_run.agent.driver.worker_launch import assign_ranks
 from elastic_run.agent.local_elastic_agent import LocalElasticAgent
 from elastic_run.agent.results import describe_failure
+from elastic_run.agent.worker_launch import assign_ranks
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.multiprocessing import DefaultLogsSpecs
 from elastic_run.multiprocessing.functions import start_processes

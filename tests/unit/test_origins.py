@@ -24,7 +24,7 @@ from elastic_run.cli.request import (
     name_source,
     read_request,
 )
-from elastic_run.core.job.config import JoinCommand, Window
+from elastic_run.core.config import JoinCommand, Window
 from elastic_run.rendezvous.handler import describe_join_command
 from elastic_run.run import _make_join_command
 

@@ -17,7 +17,7 @@ from elastic_run.core.failure.traceback_text import parse_exception
 from elastic_run.multiprocessing.output.console_lines import FilteredCopy, Lines
 from elastic_run.multiprocessing.output.sink import CautiousSink, LogFile
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
-from elastic_run.multiprocessing.output.wiring import open_log
+from elastic_run.multiprocessing.wiring import open_log
 from tests.support.stream_bench import Bench
 
 if TYPE_CHECKING:

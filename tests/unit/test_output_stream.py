@@ -13,7 +13,7 @@ import pytest
 from elastic_run.multiprocessing.output.console import QUEUE_LIMIT, Source
 from elastic_run.multiprocessing.output.console_lines import InterruptFold, PassThrough
 from elastic_run.multiprocessing.output.sink import Backlog, LogFile
-from elastic_run.multiprocessing.output.wiring import open_log
+from elastic_run.multiprocessing.wiring import open_log
 from tests.support.stream_bench import Bench
 
 if TYPE_CHECKING:

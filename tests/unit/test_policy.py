@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_run.contract import LARGEST_NUMBER
-from elastic_run.core.job.config import JobConfig, Window, describe_difference, describe_settled
+from elastic_run.core.config import JobConfig, Window, describe_difference, describe_settled
 from elastic_run.core.job.documents import NodeInfo, StoreAddress
 from elastic_run.core.job.ranks import WorkerRanks, assign_group_ranks, assign_worker_ranks
 from elastic_run.core.job.restart_policy import Failure, GiveUp, Restart, decide_restart

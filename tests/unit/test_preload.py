@@ -10,7 +10,7 @@ import pytest
 from elastic_run.agent.driver.round_waits import find_obstacle
 from elastic_run.core.agent import machine
 from elastic_run.core.agent.messages import Finish, RoundFailed
-from elastic_run.core.job.config import AgentConfig, JobConfig
+from elastic_run.core.config import AgentConfig, JobConfig
 from elastic_run.launcher import LaunchConfig
 from elastic_run.multiprocessing.warm import messages
 

@@ -20,12 +20,12 @@ from elastic_run.agent.driver.fault_injection import _find_child
 from elastic_run.agent.driver.watches import _is_uninterruptible
 from elastic_run.agent.driver.worker_readings import read_usage
 from elastic_run.diagnosis import doctor_host
+from elastic_run.multiprocessing.fork_exec import open_unnamed, start_process
 from elastic_run.multiprocessing.functions import launch
 from elastic_run.multiprocessing.functions import start_processes as contexts
 from elastic_run.multiprocessing.functions.launch import Functions
 from elastic_run.multiprocessing.functions.start_processes import PContext
-from elastic_run.multiprocessing.process.fork_exec import open_unnamed, start_process
-from elastic_run.multiprocessing.process.process_table import _with_descendants, read_stat
+from elastic_run.multiprocessing.process_table import _with_descendants, read_stat
 from elastic_run.store.worker_store import PortTakenError, find_port_owner
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastic_run.core.job.config import JobConfig, Window
+from elastic_run.core.config import JobConfig, Window
 from elastic_run.rendezvous import RendezvousParameters, addresses
 from elastic_run.rendezvous.addresses import (
     find_listening,

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from elastic_run.agent import WorkerGroup, WorkerSpec
-from elastic_run.agent.driver import worker_launch
-from elastic_run.agent.driver.context import AgentContext, AgentOptions
-from elastic_run.agent.driver.worker_launch import RoundJoin
-from elastic_run.core.job.config import AgentConfig, JobConfig
+from elastic_run.agent import WorkerGroup, WorkerSpec, worker_launch
+from elastic_run.agent.context import AgentContext, AgentOptions
+from elastic_run.agent.worker_launch import RoundJoin
+from elastic_run.core.config import AgentConfig, JobConfig
 from elastic_run.multiprocessing import DefaultLogsSpecs
 from elastic_run.rendezvous.registry import LocalRendezvousHandler
 from elastic_run.signals import SIGTERM

@@ -15,7 +15,7 @@ from elastic_run.cluster.torch_devices import find_torch_version
 from elastic_run.core.job.documents import NodeInfo, ScriptFile
 from elastic_run.core.job.membership import Refused
 from elastic_run.core.job.round_forming import describe_versions
-from elastic_run.multiprocessing.process.fork_exec import make_run_path_code
+from elastic_run.multiprocessing.fork_exec import make_run_path_code
 from tests.support.small_job import SmallJob
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from elastic_run.core.failure.stacks import STOPPED, Dump
 from elastic_run.diagnosis import kernel_view
 from elastic_run.diagnosis.stack_requests import StackRequests
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.process.fork_exec import StackPipe
+from elastic_run.multiprocessing.fork_exec import StackPipe
 from elastic_run.signals import PYTHON_STACK_SIGNAL, STACK_SIGNAL
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_run.core.job.config import Window
+from elastic_run.core.config import Window
 from elastic_run.core.job.coordination import list_left_out
 from elastic_run.core.job.documents import Promise
 from elastic_run.core.job.founding import ONLY_ONE

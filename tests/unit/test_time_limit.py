@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run.agent.driver.context import AgentOptions
+from elastic_run.agent.context import AgentOptions
 from elastic_run.agent.driver.supervisor import Supervisor
 from elastic_run.cli.make_config import make_config
 from elastic_run.cli.request import read_request
 from elastic_run.contract import ENV_STOP_TIME
-from elastic_run.core.job.config import JobConfig, NodeConfig
+from elastic_run.core.config import JobConfig, NodeConfig
 from elastic_run.run import parse_args
 from elastic_run.worker import stopping
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run import notices
-from elastic_run.agent.driver.context import Senders
+from elastic_run.agent.context import Senders
 from elastic_run.agent.driver.round_driver import explain_failed_start
 from elastic_run.core.failure.hang import (
     Uncaught,

@@ -13,8 +13,8 @@ from elastic_run.agent.driver import worker_readings
 from elastic_run.agent.driver.watches import Watches
 from elastic_run.agent.driver.worker_readings import Activity, is_quiet
 from elastic_run.core.agent.messages import RoundHalted, WorkerStuck
+from elastic_run.core.config import AgentConfig
 from elastic_run.core.failure.hang import NO_DETECTION, NOT_YET
-from elastic_run.core.job.config import AgentConfig
 from elastic_run.core.job.node_status import HANG, is_sound
 from tests.support.stream_bench import Clockwork
 

@@ -10,7 +10,7 @@ from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.context import AgentContext
     from elastic_run.agent.driver.event_recorder import EventRecorder
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.faults import PlannedFault
 

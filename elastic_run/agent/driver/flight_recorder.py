@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from elastic_run.core.failure.job_result import RecorderFinding
     from elastic_run.loop import Loop
-    from elastic_run.multiprocessing.output.logs import LogsDest
+    from elastic_run.multiprocessing.logs import LogsDest
 
 #: Name of a dump in the directory of an attempt; the rank follows.
 FILE_PREFIX = "flight_recorder_rank_"

@@ -11,17 +11,17 @@ import sys
 import threading
 
 from elastic_run import __version__
-from elastic_run.agent.driver.worker_launch import assign_ranks
 from elastic_run.agent.script_name import find_script_file, name_script
+from elastic_run.agent.worker_launch import assign_ranks
 from elastic_run.cluster.torch_devices import find_torch_version
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
-from elastic_run.core.job.config import FEW_NODES
+from elastic_run.core.config import FEW_NODES
 from elastic_run.core.job.documents import NodeInfo, StoreAddress
 from elastic_run.core.job.membership import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.job.node_status import DRAIN, kind_of
 from elastic_run.core.job.restart_policy import UNHEALTHY
-from elastic_run.multiprocessing.process.fork_exec import own_interpreter
+from elastic_run.multiprocessing.fork_exec import own_interpreter
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import RendezvousConnectionError, RendezvousTimeoutError
 from elastic_run.rendezvous.events import Notice, Setup, StatusAsked, Waiting
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from elastic_run.agent.api import WorkerSpec
-    from elastic_run.agent.driver.context import AgentContext, AgentOptions
-    from elastic_run.agent.driver.worker_launch import RoundJoin
+    from elastic_run.agent.context import AgentContext, AgentOptions
+    from elastic_run.agent.worker_launch import RoundJoin
     from elastic_run.core.job.documents import Assignment, End, NodeEnds
     from elastic_run.rendezvous.api import RendezvousError
     from elastic_run.rendezvous.events import Lost, SessionEvent

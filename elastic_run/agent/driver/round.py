@@ -13,9 +13,9 @@ import time
 
 from elastic_run import contract
 from elastic_run.core.agent.messages import WorkerExited
-from elastic_run.multiprocessing.output.logs import is_log
+from elastic_run.multiprocessing.logs import is_log
 from elastic_run.multiprocessing.output.worker_output import WorkerOutput
-from elastic_run.multiprocessing.process.workers import Workers
+from elastic_run.multiprocessing.workers import Workers
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.api import Worker
-    from elastic_run.agent.driver.context import AgentContext
-    from elastic_run.agent.driver.worker_launch import LaunchedWorkers
+    from elastic_run.agent.context import AgentContext
+    from elastic_run.agent.worker_launch import LaunchedWorkers
     from elastic_run.core.failure.hang import Uncaught
     from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
     from elastic_run.core.failure.stacks import Dump

@@ -11,10 +11,10 @@ import os
 
 from elastic_run.agent.driver.round import Round
 from elastic_run.agent.driver.watches import Watches
-from elastic_run.agent.driver.worker_launch import launch_workers
+from elastic_run.agent.worker_launch import launch_workers
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.job.restart_policy import CAUSE_WAIT, FAILED, STOPPED
-from elastic_run.multiprocessing.process.fork_exec import can_ask_for_stacks
+from elastic_run.multiprocessing.fork_exec import can_ask_for_stacks
 from elastic_run.rendezvous.api import RendezvousGracefulExitError, is_kind
 from elastic_run.signals import SIGINT, restore_signals
 from elastic_run.store.worker_store import PortTakenError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver import AgentParts
     from elastic_run.agent.driver.flight_recorder import RecorderQuestion
     from elastic_run.agent.driver.round_waits import CheckProcess
-    from elastic_run.agent.driver.worker_launch import LaunchedWorkers, RoundJoin
+    from elastic_run.agent.worker_launch import LaunchedWorkers, RoundJoin
     from elastic_run.core.failure.stacks import Dump
     from elastic_run.core.job.restart_policy import Failure
     from elastic_run.timer.timer_file import ScopeTimer

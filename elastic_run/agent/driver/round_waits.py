@@ -16,15 +16,15 @@ import sys
 
 from elastic_run import contract
 from elastic_run.core.agent import messages
-from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.fork_exec import (
+from elastic_run.multiprocessing import process_table
+from elastic_run.multiprocessing.fork_exec import (
     inheritable_descriptors,
     inherited_environment,
     own_interpreter,
     start_process,
 )
-from elastic_run.multiprocessing.process.workers import Workers
 from elastic_run.multiprocessing.starter import StartedWorker
+from elastic_run.multiprocessing.workers import Workers
 from elastic_run.records import dataclass
 from elastic_run.signals import SIGKILL, signal_name
 from elastic_run.utils import macros
@@ -33,7 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.context import AgentContext
     from elastic_run.core.agent.messages import Event
     from elastic_run.loop import Timer
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool

@@ -19,15 +19,15 @@ from elastic_run.agent.control_server import ControlServer
 from elastic_run.agent.driver import AgentParts
 from elastic_run.agent.driver.event_recorder import EventRecorder
 from elastic_run.agent.driver.round_driver import RoundDriver
-from elastic_run.agent.driver.worker_launch import RoundJoin
 from elastic_run.agent.plugin_calls import PluginCalls, close_part
+from elastic_run.agent.worker_launch import RoundJoin
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.shutdown import KILL_LIMIT
 from elastic_run.core.job.restart_policy import CAUSE_WAIT
 from elastic_run.loop import Loop
+from elastic_run.multiprocessing.fork_exec import ensure_standard_descriptors
 from elastic_run.multiprocessing.output.console import Console
-from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
-from elastic_run.multiprocessing.process.process_table import list_handled
+from elastic_run.multiprocessing.process_table import list_handled
 from elastic_run.signals import SIGINT, SIGQUIT, SIGTERM, SIGWINCH, restore_signals, signal_name
 
 TYPE_CHECKING = False
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.context import AgentContext
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round_waits import CheckEnd, CheckProcess, HeldRound
-    from elastic_run.agent.driver.worker_launch import LaunchedWorkers
+    from elastic_run.agent.worker_launch import LaunchedWorkers
     from elastic_run.core.agent.messages import Command, Event
     from elastic_run.core.failure.job_result import JobResult
     from elastic_run.timer.timer_file import ScopeTimer

@@ -19,7 +19,7 @@ from elastic_run import contract
 from elastic_run.core.failure.hang import Look, Signs
 from elastic_run.core.failure.stacks import find_place, parse_stacks
 from elastic_run.multiprocessing.output.worker_output import last_line
-from elastic_run.multiprocessing.process.process_table import find_descendants, list_running_threads, read_stat
+from elastic_run.multiprocessing.process_table import find_descendants, list_running_threads, read_stat
 from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False

@@ -10,7 +10,7 @@ from elastic_run import contract
 from elastic_run.cli.commands import CommandParser
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.values import whole_number
-from elastic_run.core.job.config import JobConfig, NodeConfig, Window
+from elastic_run.core.config import JobConfig, NodeConfig, Window
 from elastic_run.core.kept_generations import read_size
 from elastic_run.diagnosis.doctor_checks import find_version, run_checks
 from elastic_run.diagnosis.doctor_report import (

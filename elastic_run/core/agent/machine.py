@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
 
 JOINING = "joining"
 RUNNING = "running"

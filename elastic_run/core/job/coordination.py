@@ -27,9 +27,9 @@ from __future__ import annotations
 import math
 from types import MappingProxyType
 
+from elastic_run.core.config import JobConfig
 from elastic_run.core.job import documents
 from elastic_run.core.job.codec import encode, to_message
-from elastic_run.core.job.config import JobConfig
 from elastic_run.core.job.documents import IDLE, JobMemory, NodeState, Order, Promise, WaitStatus
 from elastic_run.core.job.founding import LEASE, ONLY_ONE, describe_majority, find_base, list_dead
 from elastic_run.core.job.node_changes import NodeChanges, describe_misfit

@@ -9,9 +9,9 @@ Times travel as ages in seconds, since each node has a clock of its own.
 
 from __future__ import annotations
 
+from elastic_run.core.config import JobConfig, Window
 from elastic_run.core.failure.root_cause import EqualErrors
 from elastic_run.core.job.codec import Document, MessageError, register
-from elastic_run.core.job.config import JobConfig, Window
 from elastic_run.core.job.restart_policy import OUTCOMES, Failure
 from elastic_run.records import dataclass
 

@@ -33,7 +33,7 @@ from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
     from elastic_run.core.job.state import Job, Node, Root
 
 #: Incidents and exclusions that are remembered.

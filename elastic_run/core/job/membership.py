@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
+from elastic_run.core.config import describe_settled
 from elastic_run.core.job import documents
-from elastic_run.core.job.config import describe_settled
 from elastic_run.core.job.documents import NodeState, Promise, RoundEnd
 from elastic_run.core.job.restart_policy import STOPPED
 from elastic_run.records import dataclass, replace
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
     from elastic_run.core.job.documents import (
         Assignment,
         End,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from elastic_run.core.config import describe_difference
 from elastic_run.core.failure.root_cause import LOST_RANK
 from elastic_run.core.job import restart_policy as outcomes
-from elastic_run.core.job.config import describe_difference
 from elastic_run.core.job.documents import IDLE, MOST_ERRORS, MOST_STUCK
 from elastic_run.core.job.exclusion import find_exclusion
 from elastic_run.core.job.round_ending import name_host, read_report
@@ -32,7 +32,7 @@ from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
     from elastic_run.core.job.documents import NodeInfo, NodeState, RoleScript, Round, RoundEnd
 
 _CLAUSES = {

@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
     from elastic_run.core.job.state import Job, Node
 
 

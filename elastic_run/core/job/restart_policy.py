@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
 
 # --- words for what became of a round on one node, and why a node leaves ---------------------------------------------
 DONE = "done"

@@ -45,8 +45,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeGuard
 
+    from elastic_run.core.config import JobConfig
     from elastic_run.core.job.codec import Document
-    from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.documents import RoundEnd, StuckRank
 
 #: Names that a line for the user holds.

@@ -40,7 +40,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
     from elastic_run.core.job.documents import NodeInfo
 
 #: Leases without more than half of the seats after which the nodes look for another coordinator.

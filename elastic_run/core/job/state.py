@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, TypeAlias
 
+    from elastic_run.core.config import JobConfig
     from elastic_run.core.job.codec import Document
-    from elastic_run.core.job.config import JobConfig
     from elastic_run.core.job.documents import (
         Assignment,
         End,

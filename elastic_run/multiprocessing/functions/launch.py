@@ -18,6 +18,8 @@ import signal
 import sys
 from multiprocessing import resource_tracker, spawn, util
 
+from elastic_run.multiprocessing import fork_exec
+from elastic_run.multiprocessing.fork_exec import find_interpreter, open_unnamed, stack_variables
 from elastic_run.multiprocessing.functions.worker import (
     HOW_TO_SEND,
     TRACEBACK,
@@ -28,8 +30,6 @@ from elastic_run.multiprocessing.functions.worker import (
     refuse_function,
     refuse_method,
 )
-from elastic_run.multiprocessing.process import fork_exec
-from elastic_run.multiprocessing.process.fork_exec import find_interpreter, open_unnamed, stack_variables
 from elastic_run.signals import block_signals, restore_signals, set_wakeup_fd
 
 TYPE_CHECKING = False
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import Any
 
-    from elastic_run.multiprocessing.process.fork_exec import SpawnOptions
+    from elastic_run.multiprocessing.fork_exec import SpawnOptions
 
 #: The byte that a forked worker writes when it has closed the launcher's descriptors.
 _READY = b"+"

@@ -17,9 +17,9 @@ import threading
 from elastic_run.contract import LONGEST_TIME
 from elastic_run.core.agent.shutdown import KILL_LIMIT, KILL_WAIT
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.guardian import Guardian
-from elastic_run.multiprocessing.process.workers import Workers
+from elastic_run.multiprocessing import process_table
+from elastic_run.multiprocessing.guardian import Guardian
+from elastic_run.multiprocessing.workers import Workers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

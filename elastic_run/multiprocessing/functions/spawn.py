@@ -13,8 +13,8 @@ import signal
 
 from elastic_run.multiprocessing.functions.launch import Functions
 from elastic_run.multiprocessing.functions.process_group import GroupProcess, HeldSignals, ProcessGroup
-from elastic_run.multiprocessing.output.wiring import Wiring
 from elastic_run.multiprocessing.starter import WorkerStarter
+from elastic_run.multiprocessing.wiring import Wiring
 from elastic_run.signals import signal_name
 
 TYPE_CHECKING = False

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from elastic_run import contract
 from elastic_run.multiprocessing.api import SignalException
 from elastic_run.multiprocessing.errors import ProcessFailure
+from elastic_run.multiprocessing.fork_exec import ensure_standard_descriptors
 from elastic_run.multiprocessing.functions.process_group import GroupProcess, HeldSignals, ProcessGroup
-from elastic_run.multiprocessing.output.logs import check_logs
-from elastic_run.multiprocessing.output.wiring import Wiring, open_log
-from elastic_run.multiprocessing.process.fork_exec import ensure_standard_descriptors
+from elastic_run.multiprocessing.logs import check_logs
 from elastic_run.multiprocessing.starter import WorkerStarter
+from elastic_run.multiprocessing.wiring import Wiring, open_log
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from elastic_run.cluster.numa import NumaOptions
     from elastic_run.multiprocessing.functions.launch import Functions
-    from elastic_run.multiprocessing.output.logs import LogsDest, LogsSpecs
+    from elastic_run.multiprocessing.logs import LogsDest, LogsSpecs
     from elastic_run.multiprocessing.starter import StartedWorker
 
 #: Seconds that processes get to stop when one of them has failed, as with torch.
@@ -274,7 +274,7 @@ class GroupContext(PContext):
         if self._numa_options is None:
             return {}
         from elastic_run.cluster.numa import worker_affinities
-        from elastic_run.multiprocessing.process.fork_exec import own_interpreter
+        from elastic_run.multiprocessing.fork_exec import own_interpreter
 
         return worker_affinities(self._numa_options, self.nprocs, python=own_interpreter())
 

@@ -22,7 +22,7 @@ from multiprocessing import context, process, reduction
 from multiprocessing.context import Process
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process.fork_exec import find_interpreter, place_descriptor
+from elastic_run.multiprocessing.fork_exec import find_interpreter, place_descriptor
 from elastic_run.records import replace
 from elastic_run.signals import STACK_SIGNAL
 from elastic_run.worker_start import register, tell_uncaught
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from elastic_run.multiprocessing.process.fork_exec import SpawnOptions
+    from elastic_run.multiprocessing.fork_exec import SpawnOptions
 
 #: The exit code of a program that was interrupted, as shells have it.
 _INTERRUPTED = 128 + 2

@@ -23,7 +23,7 @@ import errno
 import os
 
 from elastic_run.multiprocessing.output.sink import open_sink
-from elastic_run.multiprocessing.output.wiring import STDERR, STDOUT, is_same_file
+from elastic_run.multiprocessing.wiring import STDERR, STDOUT, is_same_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import os
 import select
 import sys
 
+from elastic_run.multiprocessing.logs import is_log
 from elastic_run.multiprocessing.output.console_lines import FilteredCopy, InterruptFold, Lines, PassThrough
-from elastic_run.multiprocessing.output.logs import is_log
 from elastic_run.multiprocessing.output.sink import Backlog, LogFile
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
-from elastic_run.multiprocessing.output.wiring import (
+from elastic_run.multiprocessing.wiring import (
     CAPTURED,
     STDERR,
     STDOUT,
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.logs import LogsDest
     from elastic_run.multiprocessing.output.console import Console
-    from elastic_run.multiprocessing.output.logs import LogsDest
-    from elastic_run.multiprocessing.output.wiring import Line, Wiring
+    from elastic_run.multiprocessing.wiring import Line, Wiring
 
 #: A tee'd line that is longer is written in parts. All unfinished lines together stay below `_LINES_TOTAL`.
 _LINE_LIMIT = 1 << 20
@@ -374,7 +374,7 @@ def pass_on_elsewhere(targets: Mapping[int, Sequence[int]], *, is_exec: bool) ->
     """
     interpreter = ""
     if is_exec:
-        from elastic_run.multiprocessing.process.fork_exec import find_interpreter
+        from elastic_run.multiprocessing.fork_exec import find_interpreter
 
         interpreter = find_interpreter()
     pid = _spawn(interpreter, targets) if interpreter else os.fork()
@@ -392,7 +392,7 @@ def pass_on_elsewhere(targets: Mapping[int, Sequence[int]], *, is_exec: bool) ->
 
 
 def _spawn(interpreter: str, targets: Mapping[int, Sequence[int]]) -> int:
-    from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, start_process
+    from elastic_run.multiprocessing.fork_exec import inheritable_descriptors, start_process
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     words = [f"{reading}:{','.join(map(str, fds))}" for reading, fds in targets.items()]
@@ -410,7 +410,7 @@ def main() -> None:
 
 def _run(targets: Mapping[int, Sequence[int]]) -> None:
     """In the new process: fork once more, so that the launcher is not its parent, and copy until all have ended."""
-    from elastic_run.multiprocessing.process.guardian_process import become_daemon
+    from elastic_run.multiprocessing.guardian_process import become_daemon
 
     if os.fork():
         return

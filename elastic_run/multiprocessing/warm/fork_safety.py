@@ -16,8 +16,8 @@ import sys
 import time
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors
-from elastic_run.multiprocessing.process.process_table import has_children
+from elastic_run.multiprocessing.fork_exec import inheritable_descriptors
+from elastic_run.multiprocessing.process_table import has_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process.fork_exec import place_descriptor
-from elastic_run.multiprocessing.process.process_table import ProcessTitle
+from elastic_run.multiprocessing.fork_exec import place_descriptor
+from elastic_run.multiprocessing.process_table import ProcessTitle
 from elastic_run.multiprocessing.warm import messages
 from elastic_run.multiprocessing.warm.fork_safety import ImportWatch
 from elastic_run.utils import describe_exception

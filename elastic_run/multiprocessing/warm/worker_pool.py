@@ -19,8 +19,8 @@ import os
 import resource
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.fork_exec import inheritable_descriptors, open_unnamed, start_process
+from elastic_run.multiprocessing import process_table
+from elastic_run.multiprocessing.fork_exec import inheritable_descriptors, open_unnamed, start_process
 from elastic_run.multiprocessing.warm import messages
 from elastic_run.signals import SIGKILL, signal_name
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.loop import Loop, Timer
-    from elastic_run.multiprocessing.process.guardian import Guardian
+    from elastic_run.multiprocessing.guardian import Guardian
 
 #: Seconds of waiting after which the user is told; seconds after which imports, and forks, are given up.
 _NOTICE = 15.0

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
     from elastic_run.core.job.documents import Promise, StoreAddress
     from elastic_run.loop import Loop, Timer
     from elastic_run.rendezvous.coordination.places import Place

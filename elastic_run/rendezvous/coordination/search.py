@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol, TypeAlias
 
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
     from elastic_run.core.job.coordinator_search import Action, Discovery, Fact
     from elastic_run.core.job.membership import Member
     from elastic_run.loop import Loop, Timer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import launch as legacy
-from elastic_run.core.job.config import JoinCommand
+from elastic_run.core.config import JoinCommand
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from elastic_run.agent.driver.flight_recorder import FILE_PREFIX, FlightRecorder
 from elastic_run.core.job.state import BROKEN, ENDED, SILENT
 from elastic_run.diagnosis.dumps import find_dumps
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.output.logs import LogsDest
+from elastic_run.multiprocessing.logs import LogsDest
 from elastic_run.rendezvous.coordination.link import DOCUMENT, Link, encode_frame
 from tests.support.wait import DEADLINE
 

@@ -12,7 +12,7 @@ import pytest
 
 from elastic_run.diagnosis.stack_requests import StackRequests
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.process.fork_exec import StackPipe, stack_variables
+from elastic_run.multiprocessing.fork_exec import StackPipe, stack_variables
 from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
 from tests.support.wait import wait_until
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process import fork_exec
+from elastic_run.multiprocessing import fork_exec
 
 if TYPE_CHECKING:
     from tests.support.launch import Launch, Worker
@@ -23,7 +23,7 @@ import ctypes, errno, os, resource, sys, threading, time
 from elastic_run import loop
 from elastic_run.launcher import LaunchConfig, elastic_launch
 from elastic_run.multiprocessing import DefaultLogsSpecs, Std, start_processes
-from elastic_run.multiprocessing.process import fork_exec
+from elastic_run.multiprocessing import fork_exec
 from elastic_run.multiprocessing.functions.spawn import spawn
 
 def work(index=0):

@@ -25,7 +25,7 @@ _BLUNT = (
     sys.executable,
     "-c",
     (
-        "from elastic_run.multiprocessing.process import process_table; process_table.kill_all = lambda *_: None; "
+        "from elastic_run.multiprocessing import process_table; process_table.kill_all = lambda *_: None; "
         "from elastic_run.__main__ import main; main()"
     ),
 )

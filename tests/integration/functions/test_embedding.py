@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing.process import fork_exec
+from elastic_run.multiprocessing import fork_exec
 from tests.support.launch import Launched, clean_environment
 from tests.support.processes import wait_gone
 from tests.support.programs import write_program

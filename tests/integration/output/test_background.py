@@ -151,7 +151,7 @@ def test_a_launcher_that_is_killed_after_the_success(
     """Once the job has succeeded the guardian lets the background processes live, whatever becomes of the launcher."""
     code = (
         "import os, runpy, signal, sys\n"
-        "from elastic_run.multiprocessing.process.guardian import Guardian\n"
+        "from elastic_run.multiprocessing.guardian import Guardian\n"
         "Guardian.close = lambda self, **_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "sys.argv = ['elastic_run', *sys.argv[1:]]; runpy.run_module('elastic_run', run_name='__main__')"
     )

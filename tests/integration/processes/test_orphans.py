@@ -124,7 +124,7 @@ def test_no_guardian_is_left_at_the_end(
 #: A launcher whose guardian is stopped as soon as it stands.
 _STOPPED = """
 import os, runpy, signal, sys
-from elastic_run.multiprocessing.process import guardian
+from elastic_run.multiprocessing import guardian
 start = guardian.Guardian.start
 def start_stopped(self):
     pid = start(self)
@@ -158,7 +158,7 @@ def test_a_stopped_guardian_holds_nothing_up(launch: Launch, tmp_path: Path, end
 #: A launcher that dies while it replaces its guardian, when the one before has been told to leave.
 _DYING = """
 import os, runpy, signal, sys
-from elastic_run.multiprocessing.process import guardian
+from elastic_run.multiprocessing import guardian
 fork, forks = guardian._fork, []
 def fork_once(*arguments):
     forks.append(None)
@@ -184,8 +184,8 @@ def test_a_launcher_killed_while_it_replaces_its_guardian(launch: Launch, worker
 
 _SECOND_STOPPED = """
 import os, signal, subprocess, time
-from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.guardian import Guardian
+from elastic_run.multiprocessing import process_table
+from elastic_run.multiprocessing.guardian import Guardian
 guardian = Guardian(is_exec=True)
 first = guardian.start()
 worker = subprocess.Popen(["sleep", "600"], start_new_session=True)

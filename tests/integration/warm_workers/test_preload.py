@@ -158,7 +158,7 @@ def test_torch_reduces_in_warm_workers_round_after_round(launch: Launch, worker:
 def test_nothing_of_it_is_imported_without_the_flag(launch: Launch, tmp_path: Path) -> None:
     """Who doesn't ask for warm workers doesn't pay for them."""
     imported = imported_before_the_last_worker(["--standalone"], launch, tmp_path)
-    assert "elastic_run.agent.driver.worker_launch" in imported
+    assert "elastic_run.agent.worker_launch" in imported
     assert not [name for name in imported if "warm" in name]
 
 

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from elastic_run.agent.kept_memory import KeptMemories
 from elastic_run.contract import ENV_KEPT_STATE
-from elastic_run.core.job.config import AgentConfig
+from elastic_run.core.config import AgentConfig
 from elastic_run.launch_config import LaunchConfig, _keep_state
 from elastic_run.worker import KeptState, KeptStateError, MemoryReader, MemoryWriter, StateTooLargeError, kept_memory
 from elastic_run.worker.kept_checkpoint import write_checkpoint

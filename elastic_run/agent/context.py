@@ -7,10 +7,10 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.core.job.config import AgentConfig, NodeConfig
-from elastic_run.multiprocessing.process.fork_exec import allowed_descriptors, can_ask_for_stacks
-from elastic_run.multiprocessing.process.guardian import Guardian
-from elastic_run.multiprocessing.process.process_table import read_name
+from elastic_run.core.config import AgentConfig, NodeConfig
+from elastic_run.multiprocessing.fork_exec import allowed_descriptors, can_ask_for_stacks
+from elastic_run.multiprocessing.guardian import Guardian
+from elastic_run.multiprocessing.process_table import read_name
 from elastic_run.records import dataclass, field
 from elastic_run.signals import SIGHUP, SIGINT, SIGQUIT, block_signals, signal_name, signal_number
 from elastic_run.store.worker_store import raise_descriptor_limit
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from elastic_run.core.agent.faults import Fault
     from elastic_run.core.agent.machine import Agent
     from elastic_run.core.agent.messages import Event
-    from elastic_run.core.job.config import JobConfig
+    from elastic_run.core.config import JobConfig
     from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.logs import LogsDest, LogsSpecs
     from elastic_run.multiprocessing.output.console import Console
-    from elastic_run.multiprocessing.output.logs import LogsDest, LogsSpecs
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
     from elastic_run.signals import SignalInfo
     from elastic_run.timer.timer_file import TimerFile
@@ -152,7 +152,7 @@ class AgentContext:
     def adopt_orphans(self) -> bool:
         """Let orphans of the workers' descendants come to this process, the launcher's own; return whether they do."""
         if not self.adopts_orphans and self.options.adopts_orphans:
-            from elastic_run.multiprocessing.process.process_table import set_subreaper
+            from elastic_run.multiprocessing.process_table import set_subreaper
 
             self.adopts_orphans = set_subreaper(is_on=True)
         return self.adopts_orphans

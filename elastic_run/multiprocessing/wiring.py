@@ -25,13 +25,13 @@ import os
 import stat
 
 from elastic_run.files import open_own
-from elastic_run.multiprocessing.output.logs import is_log
-from elastic_run.multiprocessing.process.fork_exec import LOWEST_STACK_DESCRIPTOR, StackPipe, allowed_descriptors
+from elastic_run.multiprocessing.fork_exec import LOWEST_STACK_DESCRIPTOR, StackPipe, allowed_descriptors
+from elastic_run.multiprocessing.logs import is_log
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.multiprocessing.output.logs import LogsDest
+    from elastic_run.multiprocessing.logs import LogsDest
 
 STDOUT = 1
 STDERR = 2

@@ -21,7 +21,7 @@ import time
 from struct import pack, unpack
 
 from elastic_run import signals
-from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing import process_table
 from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False

@@ -21,15 +21,15 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.process import process_table
-from elastic_run.multiprocessing.process.fork_exec import (
+from elastic_run.multiprocessing import process_table
+from elastic_run.multiprocessing.fork_exec import (
     find_interpreter,
     inheritable_descriptors,
     open_unnamed,
     running_interpreter,
     start_process,
 )
-from elastic_run.multiprocessing.process.guardian_process import (
+from elastic_run.multiprocessing.guardian_process import (
     become_daemon,
     ignore_signals,
     make_link,
@@ -49,10 +49,7 @@ _TRIES = 5
 _FIRST_PAUSE = 0.1
 #: Seconds that the guardian gets to leave after the farewell.
 _FAREWELL = 2.0
-_CODE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from elastic_run.multiprocessing.process import guardian; guardian.main()"
-)
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from elastic_run.multiprocessing import guardian; guardian.main()"
 
 
 class _Pair:
@@ -268,7 +265,7 @@ def _fork(_: str, pair: _Pair, token: str, since: int) -> int:
 
 
 def _spawn(interpreter: str, pair: _Pair, token: str, since: int) -> int:
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     kept = (pair.orders, *(link.fileno() for link in pair.theirs))
     argv = [interpreter, "-I", "-S", "-c", _CODE, root, str(os.getpid()), token, str(since), *map(str, kept)]
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

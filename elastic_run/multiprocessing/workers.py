@@ -13,7 +13,7 @@ import os
 
 from elastic_run.core.agent import shutdown
 from elastic_run.loop import open_pidfd
-from elastic_run.multiprocessing.process import process_table
+from elastic_run.multiprocessing import process_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.loop import Loop, Timer
-    from elastic_run.multiprocessing.process.guardian import Guardian
-    from elastic_run.multiprocessing.process.process_table import ProcessStat
+    from elastic_run.multiprocessing.guardian import Guardian
+    from elastic_run.multiprocessing.process_table import ProcessStat
     from elastic_run.multiprocessing.starter import StartedWorker
 
 #: Seconds between two looks at leftovers where there are no pidfds.

@@ -12,9 +12,9 @@ import os
 import time
 
 from elastic_run import contract
-from elastic_run.multiprocessing.output.logs import DefaultLogsSpecs, is_log
-from elastic_run.multiprocessing.output.wiring import STDOUT, Wiring, is_read_in_lines
+from elastic_run.multiprocessing.logs import DefaultLogsSpecs, is_log
 from elastic_run.multiprocessing.starter import WorkerStarter
+from elastic_run.multiprocessing.wiring import STDOUT, Wiring, is_read_in_lines
 from elastic_run.records import dataclass, field
 from elastic_run.signals import signal_name
 from elastic_run.store.errors import GARBAGE, UNKNOWN
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from elastic_run.agent.api import Worker, WorkerGroup, WorkerSpec
-    from elastic_run.agent.driver.context import AgentContext
+    from elastic_run.agent.context import AgentContext
     from elastic_run.core.agent.faults import Fault
     from elastic_run.multiprocessing.functions.launch import Functions
-    from elastic_run.multiprocessing.output.logs import LogsDest
+    from elastic_run.multiprocessing.logs import LogsDest
     from elastic_run.multiprocessing.starter import StartedWorker
     from elastic_run.store.worker_store import PortTakenError, WorkerStore
 
@@ -311,7 +311,7 @@ def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], launch
     if type(specs) is DefaultLogsSpecs:
         return specs.lay_out(envs)
     from elastic_run.agent.plugin_calls import is_ours
-    from elastic_run.multiprocessing.output.logs import check_logs
+    from elastic_run.multiprocessing.logs import check_logs
 
     try:
         logs = specs.reify(envs)
