@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
         "events",
         "multiprocessing",
         "rendezvous",
-        "launcher",
+        "launch_config",
     }
     | {"control", "diagnosis", "report"},
     "control": {"contract", "notices"},
