@@ -31,12 +31,12 @@ from elastic_run.core.job.codec import encode, to_message
 from elastic_run.core.job.documents import PROPOSE, RUNS, START, NodeInfo, NodeState, StoreAddress
 from elastic_run.core.job.membership import Formed, Refused
 from elastic_run.loop import Loop
-from elastic_run.rendezvous.backend_table import make_place, read_settings
 from elastic_run.rendezvous.coordination.link import MESSAGE, PREAMBLE, Link, encode_frame
 from elastic_run.rendezvous.coordination.opening import NODE, Credentials, Hello, make_nonce
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.events import Lost
 from elastic_run.rendezvous.session import Session
+from elastic_run.rendezvous.settings import make_place, read_settings
 from elastic_run.store.server import StoreServer
 from elastic_run.store.worker_store import open_listeners, raise_descriptor_limit
 from tests.support.sessions import Node, plain_config, plain_setup

@@ -23,8 +23,7 @@ from elastic_run.multiprocessing.process_table import has_children, list_foreign
 from elastic_run.notices import UsageError, say
 from elastic_run.records import dataclass, field, replace
 from elastic_run.rendezvous.api import RendezvousParameters
-from elastic_run.rendezvous.backend_table import BACKENDS
-from elastic_run.rendezvous.registry import get_rendezvous_handler
+from elastic_run.rendezvous.registry import BACKENDS, get_rendezvous_handler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

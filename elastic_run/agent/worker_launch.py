@@ -17,7 +17,6 @@ from elastic_run.multiprocessing.starter import WorkerStarter
 from elastic_run.multiprocessing.wiring import STDOUT, Wiring, is_read_in_lines
 from elastic_run.records import dataclass, field
 from elastic_run.signals import signal_name
-from elastic_run.store.errors import GARBAGE, UNKNOWN
 from elastic_run.store.worker_store import LOCALHOST, is_served_by_agent, open_worker_store
 
 TYPE_CHECKING = False
@@ -140,6 +139,8 @@ class RoundJoin:
         return self.store
 
     def _say_refusal(self, kind: str, what: str) -> None:
+        from elastic_run.store.errors import GARBAGE, UNKNOWN
+
         if kind == UNKNOWN:
             self._has_unknown_operation = True
             self._context.say(

@@ -18,7 +18,7 @@ from elastic_run.cli.request import get_use_env
 from elastic_run.cli.values import nearest, seconds
 from elastic_run.multiprocessing.fork_exec import own_interpreter
 from elastic_run.notices import UsageError
-from elastic_run.rendezvous.backend_table import BACKENDS, read_settings
+from elastic_run.rendezvous.registry import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def _check_rendezvous(request: Request) -> None:
     # The name that a job without a rendezvous of the user's gets later.
     name = "c10d" if request.hosts_rendezvous else args.rdzv_backend
     if request.settings and BACKENDS[name].has_store:
+        from elastic_run.rendezvous.settings import read_settings
+
         try:
             read_settings(name, request.settings)
         except ValueError as error:

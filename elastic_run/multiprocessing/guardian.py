@@ -17,10 +17,12 @@
 
 from __future__ import annotations
 
+import _socket
 import os
 import sys
+from struct import pack
 
-from elastic_run import contract
+from elastic_run import contract, signals
 from elastic_run.multiprocessing import process_table
 from elastic_run.multiprocessing.fork_exec import (
     find_interpreter,
@@ -29,19 +31,10 @@ from elastic_run.multiprocessing.fork_exec import (
     running_interpreter,
     start_process,
 )
-from elastic_run.multiprocessing.guardian_process import (
-    become_daemon,
-    ignore_signals,
-    make_link,
-    send_on_link,
-    stand_guard,
-)
-from elastic_run.signals import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import _socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from elastic_run.loop import Loop
 
@@ -49,6 +42,9 @@ _TRIES = 5
 _FIRST_PAUSE = 0.1
 #: Seconds that the guardian gets to leave after the farewell.
 _FAREWELL = 2.0
+_MAX_FD = 1 << 16
+_IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, signals.SIGUSR1, signals.SIGUSR2)
+_PROCESS = "elastic_run.multiprocessing.guardian_process"
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from elastic_run.multiprocessing import guardian; guardian.main()"
 
 
@@ -122,6 +118,10 @@ class Guardian:
             pair.send(self._held)
         try:
             interpreter = (running_interpreter() or find_interpreter()) if self.is_exec else ""
+            if self.is_exec and not interpreter:
+                from importlib import import_module
+
+                import_module(_PROCESS)  # a fork of a program with threads imports nothing
             start = _spawn if interpreter else _fork
             self.pid = start(interpreter, pair, self.token, process_table.start_time("self"))
         except OSError:
@@ -231,7 +231,7 @@ class Guardian:
         self.let_go(is_over=is_clean)
         # Until it was reaped: a program that launches again and again must not collect zombies.
         if not self._wait_gone() and is_clean:
-            process_table.signal_children((self.pid,), SIGKILL)  # it was stopped
+            process_table.signal_children((self.pid,), signals.SIGKILL)  # it was stopped
             self._wait_gone()
 
     def _wait_gone(self) -> bool:
@@ -283,5 +283,53 @@ def main() -> None:
 
 
 def _guard(orders: int, links: list[int], launcher: int, token: str, since: int) -> None:
+    # Not before: the launcher needs none of it, and its workers wait for each import.
+    from elastic_run.multiprocessing.guardian_process import stand_guard
+
     become_daemon(f"guardian of {launcher}", "guardian", {orders, *links})
     stand_guard(orders, links, launcher, token, since)
+
+
+# --- links and descriptors -------------------------------------------------------------------------------------------
+def make_link() -> tuple[_socket.socket, _socket.socket]:
+    """Return a guardian's and the launcher's end of a link that carries descriptors; neither end blocks."""
+    reading, writing = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    reading.setblocking(False)
+    writing.setblocking(False)
+    return reading, writing
+
+
+def send_on_link(link: _socket.socket, *descriptors: int) -> None:
+    """Send a descriptor, or none to end the link; nothing if the guardian was killed or has been stopped for long."""
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack("i", fd)) for fd in descriptors]
+    try:
+        link.sendmsg([b"."], rights, _socket.MSG_NOSIGNAL)
+    except OSError:
+        pass
+
+
+def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
+    """Close the launcher's descriptors but for some, and change the title and its short form, in a session of its own.
+
+    Standard descriptors that are not kept lead to /dev/null.
+    """
+    ignore_signals()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        if fd not in kept:
+            os.dup2(null, fd)
+    start = 3
+    for fd in sorted(fd for fd in kept if fd >= start):
+        os.closerange(start, fd)
+        start = fd + 1
+    os.closerange(start, _MAX_FD)
+    os.chdir("/")
+    process_table.ProcessTitle().show(title, name)
+
+
+def ignore_signals() -> None:
+    """Ignore signals to all processes (`kill -TERM -1`, a site's clean-up): the guardian must outlive the workers."""
+    signals.set_wakeup_fd(-1)
+    for number in _IGNORED:
+        signals.ignore_signal(number)
+    signals.default_signal(signals.SIGCHLD)

@@ -18,7 +18,7 @@ import _socket
 import os
 import select
 import time
-from struct import pack, unpack
+from struct import unpack
 
 from elastic_run import signals
 from elastic_run.multiprocessing import process_table
@@ -26,7 +26,7 @@ from elastic_run.records import dataclass, field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
 #: Seconds that a guardian goes on killing; what then lives is in uninterruptible sleep.
 WAIT_LIMIT = 10.0
@@ -37,8 +37,6 @@ _EMPTY_LOOKS = 2
 _ALONE = 0.2
 #: Seconds after the launcher's end in which the first guardian is left alone.
 _HEAD_START = 0.5
-_MAX_FD = 1 << 16
-_IGNORED = (signals.SIGTERM, signals.SIGINT, signals.SIGHUP, signals.SIGQUIT, signals.SIGUSR1, signals.SIGUSR2)
 
 
 @dataclass(slots=True)
@@ -188,24 +186,7 @@ def sweep(sessions: dict[int, process_table.Session], token: str, since: int, cl
         select.select((), (), (), _LOOK)
 
 
-# --- links and descriptors -------------------------------------------------------------------------------------------
-def make_link() -> tuple[_socket.socket, _socket.socket]:
-    """Return a guardian's and the launcher's end of a link that carries descriptors; neither end blocks."""
-    reading, writing = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    reading.setblocking(False)
-    writing.setblocking(False)
-    return reading, writing
-
-
-def send_on_link(link: _socket.socket, *descriptors: int) -> None:
-    """Send a descriptor, or none to end the link; nothing if the guardian was killed or has been stopped for long."""
-    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack("i", fd)) for fd in descriptors]
-    try:
-        link.sendmsg([b"."], rights, _socket.MSG_NOSIGNAL)
-    except OSError:
-        pass
-
-
+# --- the link --------------------------------------------------------------------------------------------------------
 def _receive(link: _socket.socket) -> list[int]:
     """Return the descriptors of a message; none if the link has ended."""
     try:
@@ -241,30 +222,3 @@ def _open_pidfd(pid: int) -> int | None:
         return os.open(os.devnull, os.O_RDONLY)
     except (AttributeError, OSError):
         return None
-
-
-def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
-    """Close the launcher's descriptors but for some, and change the title and its short form, in a session of its own.
-
-    Standard descriptors that are not kept lead to /dev/null.
-    """
-    ignore_signals()
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in range(3):
-        if fd not in kept:
-            os.dup2(null, fd)
-    start = 3
-    for fd in sorted(fd for fd in kept if fd >= start):
-        os.closerange(start, fd)
-        start = fd + 1
-    os.closerange(start, _MAX_FD)
-    os.chdir("/")
-    process_table.ProcessTitle().show(title, name)
-
-
-def ignore_signals() -> None:
-    """Ignore signals to all processes (`kill -TERM -1`, a site's clean-up): the guardian must outlive the workers."""
-    signals.set_wakeup_fd(-1)
-    for number in _IGNORED:
-        signals.ignore_signal(number)
-    signals.default_signal(signals.SIGCHLD)

@@ -23,9 +23,10 @@ from elastic_run.core.job.documents import NodeInfo
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_outward_address, names_loopback
 from elastic_run.rendezvous.api import RendezvousHandler
-from elastic_run.rendezvous.backend_table import BACKENDS, check_static, make_place, read_settings
 from elastic_run.rendezvous.events import Setup
+from elastic_run.rendezvous.registry import BACKENDS
 from elastic_run.rendezvous.session import Session
+from elastic_run.rendezvous.settings import check_static, make_place, read_settings
 from elastic_run.store.connecting import format_endpoint
 
 TYPE_CHECKING = False
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.rendezvous.api import RendezvousInfo, RendezvousParameters
-    from elastic_run.rendezvous.backend_table import Settings
+    from elastic_run.rendezvous.settings import Settings
     from elastic_run.rendezvous.torch_rounds import TorchStyleRounds
 
 __all__ = ["ElasticRendezvousHandler", "create_handler", "describe_join_command"]

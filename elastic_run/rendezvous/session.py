@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from elastic_run.core.job import membership
     from elastic_run.core.job.documents import NodeEnds
-    from elastic_run.rendezvous.backend_table import Settings
     from elastic_run.rendezvous.coordination.coordinator import Coordinator
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.events import SessionEvent, Setup
+    from elastic_run.rendezvous.settings import Settings
 
 __all__ = ["Session"]
 

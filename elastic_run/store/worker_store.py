@@ -24,7 +24,6 @@ import errno
 from abc import ABC, abstractmethod
 
 from elastic_run import contract
-from elastic_run.store.errors import StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -182,7 +181,7 @@ class _Rank0Store(WorkerStore):
 
 
 # --- ports -----------------------------------------------------------------------------------------------------------
-class PortTakenError(StoreError, OSError):
+class PortTakenError(OSError):
     """Another process listens on the port. Its name is looked up when the message is shown, since few of them are."""
 
     def __init__(self, port: int) -> None:

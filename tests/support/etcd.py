@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic_run.rendezvous.backend_table import read_tls
 from elastic_run.rendezvous.coordination.etcd import EtcdServers
+from elastic_run.rendezvous.settings import read_tls
 from elastic_run.store.errors import StoreConnectionError
 from tests.support.sessions import free_port
 from tests.support.store import LOOPBACK

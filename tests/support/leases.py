@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from elastic_run.rendezvous.backend_table import open_lease, read_settings
+from elastic_run.rendezvous.settings import open_lease, read_settings
 from tests.support.store import LOOPBACK
 from tests.support.wait import DEADLINE
 

@@ -24,11 +24,11 @@ from elastic_run.core.job.documents import NodeInfo, StoreAddress
 from elastic_run.core.job.membership import Ended, Formed, Halted, Refused, Warned
 from elastic_run.records import replace
 from elastic_run.rendezvous import RendezvousParameters, get_rendezvous_handler
-from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.events import Lost, Notice, Setup
 from elastic_run.rendezvous.handler import ElasticRendezvousHandler
 from elastic_run.rendezvous.session import Session
+from elastic_run.rendezvous.settings import read_settings
 from elastic_run.store.worker_store import open_listeners
 from tests.support.wait import DEADLINE, DeadlinePassedError, wait_until
 

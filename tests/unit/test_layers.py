@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "utils": {"contract"},
     "metrics": {"contract", "utils"},
     "events": {"contract", "utils"},
-    "timer": {"contract", "multiprocessing.process"},
+    "timer": {"contract", "multiprocessing.process_table"},
     "compat": {"contract"},
     "records": set(),
     "signals": set(),

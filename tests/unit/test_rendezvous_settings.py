@@ -17,10 +17,10 @@ from elastic_run.rendezvous.addresses import (
     find_whether_own_host,
     parse_endpoints,
 )
-from elastic_run.rendezvous.backend_table import read_settings
 from elastic_run.rendezvous.coordination.places import Place
 from elastic_run.rendezvous.handler import ElasticRendezvousHandler, create_handler
 from elastic_run.rendezvous.session import Session
+from elastic_run.rendezvous.settings import read_settings
 from elastic_run.rendezvous.utils import can_bind, parse_rendezvous_config, parse_rendezvous_endpoint
 from elastic_run.store.connecting import format_endpoint
 from elastic_run.store.errors import UNRESOLVED, StoreConnectionError

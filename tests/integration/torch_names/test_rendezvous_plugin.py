@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousParameters, etcd_rendezvous, etcd_rendezvous_backend
 
-from elastic_run.rendezvous.backend_table import open_lease, read_settings
+from elastic_run.rendezvous.settings import open_lease, read_settings
 from elastic_run.store.errors import StoreAccessError
 from tests.support.etcd import Etcd, make_certificates
 from tests.support.sessions import free_port

@@ -1,7 +1,4 @@
-"""The rendezvous backends that come with elastic-run, as one table, and their settings (`--rdzv-conf`), checked once.
-
-The registry, the checks of flags and the help read the table. A backend is imported when a job uses it. The handlers
-are made in `registry`, since a handler reads this table.
+"""The settings of the rendezvous backends (`--rdzv-conf`), checked once, and the places where the nodes meet.
 
 Settings have torch's keys, with their meaning and mostly their defaults. Each mistake is one line that names the key,
 the value and what is allowed. Times are seconds and may be fractions (torch: whole numbers).
@@ -9,10 +6,11 @@ the value and what is allowed. Times are seconds and may be fractions (torch: wh
 
 from __future__ import annotations
 
-from elastic_run.contract import DEFAULT_C10D_PORT, LARGEST_NUMBER, LONGEST_TIME
+from elastic_run.contract import LARGEST_NUMBER, LONGEST_TIME
 from elastic_run.core.config import SHORTEST_INTERVAL, JobConfig
 from elastic_run.records import dataclass, field, replace
 from elastic_run.rendezvous.api import read_truth
+from elastic_run.rendezvous.registry import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,46 +22,7 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.coordination.lease import LeaseStore
     from elastic_run.rendezvous.coordination.places import Place
 
-__all__ = ["BACKENDS", "NAMES_OF_FLAGS", "BuiltInBackend", "Settings", "make_place", "open_lease", "read_settings"]
-
-_ETCD_SETTINGS = (
-    *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"),
-    *("user", "password", "password_file"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltInBackend:
-    """A rendezvous backend that comes with elastic-run."""
-
-    has_store: bool = True  # whether a job's nodes meet in a store; else it is for jobs of one node, without settings
-    default_port: int = -1  # of an endpoint that names none; -1 where an endpoint has to name it
-    settings: tuple[str, ...] = ()  # keys of `--rdzv-conf` beyond those that all backends have
-    #: Whether torch's backend of this name reads `timeout`, which torch's LaunchConfig puts into each job's settings.
-    reads_timeout: bool = False
-    is_shared: bool = False  # the store outlives the job and other jobs use it: endpoint and id have to be given
-    prefix: str = ""  # where torch's backend keeps its jobs in etcd: a cluster's access rules may name it
-    etcd_version: int = 0  # of etcd's API; 0 where the job doesn't meet in etcd
-
-    @property
-    def needs_port(self) -> bool:
-        """Whether each endpoint has to name its port."""
-        return self.has_store and self.default_port < 0
-
-
-_ETCD = BuiltInBackend(default_port=2379, settings=_ETCD_SETTINGS, is_shared=True, etcd_version=3)
-_ETCD_V2 = replace(_ETCD, reads_timeout=True, etcd_version=2)
-
-#: Name for `--rdzv-backend` -> the backend.
-BACKENDS: Mapping[str, BuiltInBackend] = {
-    "static": BuiltInBackend(settings=("rank",), reads_timeout=True),
-    "c10d": BuiltInBackend(default_port=DEFAULT_C10D_PORT, settings=("store_type", "is_host")),
-    "etcd": replace(_ETCD_V2, prefix="/torchelastic/p2p"),
-    "etcd-v2": replace(_ETCD_V2, prefix="/torch/elastic/rendezvous"),
-    "etcd-v3": _ETCD,
-    "local": BuiltInBackend(has_store=False),
-}
-
+__all__ = ["NAMES_OF_FLAGS", "Settings", "make_place", "open_lease", "read_settings"]
 
 # --- settings --------------------------------------------------------------------------------------------------------
 #: Keys that name flags. Many command lines for accelerate have them in `--rdzv-conf`, where torch reads none of them.
