@@ -18,7 +18,7 @@ from elastic_run.cli.request import get_use_env
 from elastic_run.cli.values import nearest, seconds
 from elastic_run.multiprocessing.fork_exec import own_interpreter
 from elastic_run.notices import UsageError
-from elastic_run.rendezvous.registry import BACKENDS
+from elastic_run.rendezvous.api import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _check_rendezvous(request: Request) -> None:
         _check_plugin_backend(args.rdzv_backend)
     if backend is None or args.standalone:
         return
-    if backend.needs_port and any(port < 0 for _, port in request.endpoints):
+    if backend.has_store and backend.default_port < 0 and any(port < 0 for _, port in request.endpoints):
         _refuse(f"--rdzv-endpoint: {args.rdzv_endpoint!r} has no port, which the {args.rdzv_backend} backend needs")
     if backend.is_shared and not args.rdzv_endpoint:
         _refuse(f"--rdzv-endpoint: is needed with --rdzv-backend={args.rdzv_backend}: HOST:PORT of its server")

@@ -12,7 +12,7 @@ from elastic_run.cli.request import Origin, derive, names_rendezvous, read_endpo
 from elastic_run.cli.values import node_range
 from elastic_run.notices import UsageError
 from elastic_run.records import replace
-from elastic_run.rendezvous.registry import BACKENDS
+from elastic_run.rendezvous.api import BACKENDS
 from elastic_run.schedulers.derivation import STARTERS, Asked, Derivation, describe_starter
 from elastic_run.schedulers.kubernetes import derive_from_indexed_job
 from elastic_run.schedulers.slurm import derive_from_step, is_left_over

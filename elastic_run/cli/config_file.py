@@ -17,7 +17,7 @@ from elastic_run.files import read_toml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from elastic_run.cli.flags import Flag
@@ -37,8 +37,13 @@ def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, O
         raise ValueError(message) from None
     for key, value in document.items():
         dest = key.replace("-", "_")
+        flag = known.get(dest)
         try:
-            flag = _find_flag(dest, known)
+            if flag is None:
+                names = [flag.name[2:] for flag in known.values() if flag.group != CONFIGURATION]
+                refuse(f"is not a flag{nearest(dest.replace('_', '-'), names)}")
+            if flag.group == CONFIGURATION:
+                refuse("is for the command line only")
             if dest in values:
                 refuse("is set twice, with a hyphen and with an underscore")
             # As the command line would have it, where the locale knows less than UTF-8.
@@ -48,14 +53,6 @@ def read_config_file(path: str, flags: Sequence[Flag]) -> dict[str, tuple[Any, O
             message = f"{path}: {key}: {error}"
             raise ValueError(message) from None
     return values
-
-
-def _find_flag(dest: str, known: Mapping[str, Flag]) -> Flag:
-    flag = known.get(dest)
-    if flag is None:
-        names = [flag.name[2:] for flag in known.values() if flag.group != CONFIGURATION]
-        refuse(f"is not a flag{nearest(dest.replace('_', '-'), names)}")
-    return flag if flag.group != CONFIGURATION else refuse("is for the command line only")
 
 
 def _read(flag: Flag, text: str) -> Any:
@@ -70,32 +67,27 @@ def _write(flag: Flag, value: object) -> str:
     if flag.is_switch:
         return str(int(value)) if isinstance(value, bool) else refuse(f"{_show(value)} is not true or false")
     if isinstance(value, list) and ",..." in flag.values:
-        return ",".join(_write_item(flag, item) for item in value)
+        if wrong := [_show(item) for item in value if not _is_plain(item)]:
+            refuse(f"{wrong[0]} in the list is not a value of this flag ({flag.values})")
+        return ",".join(str(item).replace(",", ",,") if flag.parse is text_list else str(item) for item in value)
     if isinstance(value, dict) and flag.values.startswith("KEY="):
         return ",".join(f"{key}={_write_setting(key, item)}" for key, item in value.items())
-    if isinstance(value, str) or (_is_number(value) and flag.parse not in (str, short_name, job_id)):
-        return str(value)
-    if _is_number(value):
+    if not _is_plain(value):
+        refuse(f"{_show(value)} is not a value of this flag ({flag.values})")
+    if not isinstance(value, str) and flag.parse in (str, short_name, job_id):
         refuse(f'{value} is a number, but the value is a text: write "{value}"')
-    return refuse(f"{_show(value)} is not a value of this flag ({flag.values})")
-
-
-def _write_item(flag: Flag, item: object) -> str:
-    if not isinstance(item, str) and not _is_number(item):
-        refuse(f"{_show(item)} in the list is not a value of this flag ({flag.values})")
-    return str(item).replace(",", ",,") if flag.parse is text_list else str(item)
+    return str(value)
 
 
 def _write_setting(key: str, value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, str) and not _is_number(value):
+    if not isinstance(value, bool) and not _is_plain(value):
         refuse(f"{key}: {_show(value)} is not a number, a text, true or false")
-    return str(value) if "," not in str(value) else refuse(f"{key}: {value!r} has a comma, which ends a setting")
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if "," not in text else refuse(f"{key}: {value!r} has a comma, which ends a setting")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_plain(value: object) -> bool:
+    return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
 def _show(value: object) -> str:

@@ -15,7 +15,7 @@ from elastic_run import contract
 from elastic_run.cli.help import WIDTH, describe_default
 from elastic_run.cli.make_config import choose_threads
 from elastic_run.cli.request import DERIVED, FILE, FLAG, VARIABLE, Origin
-from elastic_run.rendezvous.registry import BACKENDS
+from elastic_run.rendezvous.api import BACKENDS
 from elastic_run.report.text import count
 
 TYPE_CHECKING = False

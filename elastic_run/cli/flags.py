@@ -11,7 +11,7 @@ from elastic_run import contract
 from elastic_run.cli import values as read
 from elastic_run.core.config import JobConfig, NodeConfig
 from elastic_run.records import fields
-from elastic_run.rendezvous.registry import BACKENDS
+from elastic_run.rendezvous.api import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from elastic_run.cli.values import WORKER_COUNTS, whole_number, worker_count
 from elastic_run.core.config import AgentConfig, JobConfig, NodeConfig
 from elastic_run.multiprocessing.fork_exec import make_run_path_code, own_interpreter
 from elastic_run.notices import UsageError, say
-from elastic_run.rendezvous.registry import BACKENDS
+from elastic_run.rendezvous.api import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

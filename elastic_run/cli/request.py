@@ -15,7 +15,7 @@ from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.values import node_range
 from elastic_run.notices import UsageError
 from elastic_run.records import dataclass, replace
-from elastic_run.rendezvous.registry import BACKENDS
+from elastic_run.rendezvous.api import BACKENDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

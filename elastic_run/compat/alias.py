@@ -5,8 +5,8 @@ and a spec into every module that it loads, and neither may land in our package.
 in ours, so that a program that patches `torch.distributed.run.main` patches what runs.
 
 Everything in the table is public in torch 2.13 and promised by us. `torch.distributed.elastic` itself and its `agent`
-are empty packages; its `timer`, `utils` and `control_plane` run in workers and in programs: they stay torch's. A test
-holds the tables against torch.
+are empty packages; its `timer`, `utils` and `control_plane` run in workers and in programs: they stay torch's, as does
+`rendezvous.utils`, of which torch's own backends take private names. A test holds the tables against torch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ PATHS: dict[str, str] = {
     f"{_ELASTIC}.rendezvous": "elastic_run.rendezvous",
     f"{_ELASTIC}.rendezvous.api": "elastic_run.rendezvous.api",
     f"{_ELASTIC}.rendezvous.registry": "elastic_run.rendezvous.registry",
-    f"{_ELASTIC}.rendezvous.utils": "elastic_run.rendezvous.utils",
 }
 
 #: Public names that torch's modules import from torch's other modules, and that programs take from there: they are

@@ -2,8 +2,9 @@
 
 A handler brings this node together with the others: each `next_rendezvous` is one round, and says which rank this
 node has among how many and where the workers' store is. A backend is a function from parameters to a handler, kept
-by name in a registry. Foreign handlers come written against torch's classes, so nothing in elastic-run may ask
-`isinstance(handler, RendezvousHandler)`, nor rely on more than torch's methods.
+by name in a registry; `BACKENDS` is the one table of those that come with elastic-run. Foreign handlers come written
+against torch's classes, so nothing in elastic-run may ask `isinstance(handler, RendezvousHandler)`, nor rely on more
+than torch's methods.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from elastic_run import lazy_names
-from elastic_run.records import dataclass
+from elastic_run.contract import DEFAULT_C10D_PORT
+from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any, Protocol
 
 __all__ = [
@@ -293,6 +295,41 @@ def read_truth(key: str, value: object) -> bool | None:
         return word in _TRUE
     message = f"rendezvous setting {key}={value!r}: not one of {', '.join((*_TRUE, *_FALSE))}"
     raise ValueError(message)
+
+
+# --- backends --------------------------------------------------------------------------------------------------------
+_ETCD_SETTINGS = (
+    *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"),
+    *("user", "password", "password_file"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInBackend:
+    """A rendezvous backend that comes with elastic-run."""
+
+    has_store: bool = True  # whether a job's nodes meet in a store; else it is for jobs of one node, without settings
+    default_port: int = -1  # of an endpoint that names none; -1 where an endpoint has to name it
+    settings: tuple[str, ...] = ()  # keys of `--rdzv-conf` beyond those that all backends have
+    #: Whether torch's backend of this name reads `timeout`, which torch's LaunchConfig puts into each job's settings.
+    reads_timeout: bool = False
+    is_shared: bool = False  # the store outlives the job and other jobs use it: endpoint and id have to be given
+    prefix: str = ""  # where torch's backend keeps its jobs in etcd: a cluster's access rules may name it
+    etcd_version: int = 0  # of etcd's API; 0 where the job doesn't meet in etcd
+
+
+_ETCD = BuiltInBackend(default_port=2379, settings=_ETCD_SETTINGS, is_shared=True, etcd_version=3)
+_ETCD_V2 = replace(_ETCD, reads_timeout=True, etcd_version=2)
+
+#: Name for `--rdzv-backend` -> the backend.
+BACKENDS: Mapping[str, BuiltInBackend] = {
+    "static": BuiltInBackend(settings=("rank",), reads_timeout=True),
+    "c10d": BuiltInBackend(default_port=DEFAULT_C10D_PORT, settings=("store_type", "is_host")),
+    "etcd": replace(_ETCD_V2, prefix="/torchelastic/p2p"),
+    "etcd-v2": replace(_ETCD_V2, prefix="/torch/elastic/rendezvous"),
+    "etcd-v3": _ETCD,
+    "local": BuiltInBackend(has_store=False),
+}
 
 
 class RendezvousHandlerRegistry:

@@ -22,9 +22,8 @@ from elastic_run.core.config import JobConfig, JoinCommand, NodeConfig
 from elastic_run.core.job.documents import NodeInfo
 from elastic_run.records import replace
 from elastic_run.rendezvous.addresses import find_outward_address, names_loopback
-from elastic_run.rendezvous.api import RendezvousHandler
+from elastic_run.rendezvous.api import BACKENDS, RendezvousHandler
 from elastic_run.rendezvous.events import Setup
-from elastic_run.rendezvous.registry import BACKENDS
 from elastic_run.rendezvous.session import Session
 from elastic_run.rendezvous.settings import check_static, make_place, read_settings
 from elastic_run.store.connecting import format_endpoint

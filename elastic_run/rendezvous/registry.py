@@ -1,11 +1,10 @@
 """From the name of a backend to its handler, and the handler of jobs of one node.
 
-`BACKENDS` is the one table of the backends that come with elastic-run: the checks of flags and the help read it, too.
-They are imported when they are asked for. Packages offer more in the entry-point group ``torchrun.handlers``: each
-entry point is a function without arguments that returns a creator, as in torch, or, as some packages have it, the
-creator itself. They are looked for only when the name is neither built in nor registered, since reading the installed
-packages' metadata takes longer than starting the workers. torch loads every plug-in at import and logs the broken ones;
-we load the one that is asked for, and a broken one is an error that names its package.
+Built-in backends are imported when they are asked for. Packages offer more in the entry-point group
+``torchrun.handlers``: each entry point is a function without arguments that returns a creator, as in torch, or, as some
+packages have it, the creator itself. They are looked for only when the name is neither built in nor registered, since
+reading the installed packages' metadata takes longer than starting the workers. torch loads every plug-in at import and
+logs the broken ones; we load the one that is asked for, and a broken one is an error that names its package.
 
 On one node there is nobody to wait for: every round is formed at once, with this node as rank 0 of 1. The agent serves
 the workers' store, and offers its address before each round. Without an offer (somebody else's agent uses this handler)
@@ -18,9 +17,9 @@ from __future__ import annotations
 import sys
 
 from elastic_run import lazy_names
-from elastic_run.contract import DEFAULT_C10D_PORT, RENDEZVOUS_ENTRY_POINTS
-from elastic_run.records import dataclass, replace
+from elastic_run.contract import RENDEZVOUS_ENTRY_POINTS
 from elastic_run.rendezvous.api import (
+    BACKENDS,
     RendezvousClosedError,
     RendezvousHandler,
     RendezvousInfo,
@@ -31,20 +30,14 @@ from elastic_run.rendezvous.api import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from importlib.metadata import EntryPoint
     from logging import LogRecord
     from typing import Any
 
     from elastic_run.rendezvous.api import RendezvousHandlerCreator, RendezvousHandlerRegistry
 
-__all__ = [
-    "BACKENDS",
-    "BuiltInBackend",
-    "LocalRendezvousHandler",
-    "get_rendezvous_handler",
-    "register_built_in_handlers",
-]
+__all__ = ["LocalRendezvousHandler", "get_rendezvous_handler", "register_built_in_handlers"]
 
 #: Names that torch's module has from others, and that programs take from there.
 __getattr__ = lazy_names(
@@ -56,44 +49,6 @@ _TORCHS_INTERFACE = "torch.distributed.elastic.rendezvous"
 #: Seconds for a name server to say whether an endpoint is this machine.
 _LOOK_UP = 3.0
 _LOOPBACK = "127.0.0.1"
-
-_ETCD_SETTINGS = (
-    *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"),
-    *("user", "password", "password_file"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltInBackend:
-    """A rendezvous backend that comes with elastic-run."""
-
-    has_store: bool = True  # whether a job's nodes meet in a store; else it is for jobs of one node, without settings
-    default_port: int = -1  # of an endpoint that names none; -1 where an endpoint has to name it
-    settings: tuple[str, ...] = ()  # keys of `--rdzv-conf` beyond those that all backends have
-    #: Whether torch's backend of this name reads `timeout`, which torch's LaunchConfig puts into each job's settings.
-    reads_timeout: bool = False
-    is_shared: bool = False  # the store outlives the job and other jobs use it: endpoint and id have to be given
-    prefix: str = ""  # where torch's backend keeps its jobs in etcd: a cluster's access rules may name it
-    etcd_version: int = 0  # of etcd's API; 0 where the job doesn't meet in etcd
-
-    @property
-    def needs_port(self) -> bool:
-        """Whether each endpoint has to name its port."""
-        return self.has_store and self.default_port < 0
-
-
-_ETCD = BuiltInBackend(default_port=2379, settings=_ETCD_SETTINGS, is_shared=True, etcd_version=3)
-_ETCD_V2 = replace(_ETCD, reads_timeout=True, etcd_version=2)
-
-#: Name for `--rdzv-backend` -> the backend.
-BACKENDS: Mapping[str, BuiltInBackend] = {
-    "static": BuiltInBackend(settings=("rank",), reads_timeout=True),
-    "c10d": BuiltInBackend(default_port=DEFAULT_C10D_PORT, settings=("store_type", "is_host")),
-    "etcd": replace(_ETCD_V2, prefix="/torchelastic/p2p"),
-    "etcd-v2": replace(_ETCD_V2, prefix="/torch/elastic/rendezvous"),
-    "etcd-v3": _ETCD,
-    "local": BuiltInBackend(has_store=False),
-}
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from elastic_run.contract import LARGEST_NUMBER, LONGEST_TIME
 from elastic_run.core.config import SHORTEST_INTERVAL, JobConfig
 from elastic_run.records import dataclass, field, replace
-from elastic_run.rendezvous.api import read_truth
-from elastic_run.rendezvous.registry import BACKENDS
+from elastic_run.rendezvous.api import BACKENDS, read_truth
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

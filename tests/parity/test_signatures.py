@@ -160,6 +160,7 @@ _MODULES_WITHOUT_TWIN = {
     "elastic.rendezvous.etcd_server": "starts a server for tests, as torch's does",
     "elastic.rendezvous.etcd_store": _ENGINE,
     "elastic.rendezvous.static_tcp_rendezvous": _ENGINE,
+    "elastic.rendezvous.utils": "torch's own backends take private names of it",
     "elastic.timer": _HELPER,
     "elastic.timer.api": _HELPER,
     "elastic.timer.debug_info_logging": _HELPER,

@@ -192,13 +192,13 @@ def test_the_facts_of_a_backend_stand_in_the_table_only() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in facts
     }
-    assert homes == {"rendezvous/registry.py", "contract.py"}
+    assert homes == {"rendezvous/api.py", "contract.py"}
 
 
 def test_the_table_loads_no_backend() -> None:
     """To read the table costs no import of a store, a handler or torch."""
     program = (
-        "import sys, elastic_run.rendezvous.registry; "
+        "import sys, elastic_run.rendezvous.api; "
         "rooms = 'elastic_run.store', 'elastic_run.rendezvous.coordination'; "
         "others = 'torch', 'socket', 'dataclasses', 'typing'; "
         "print([name for name in sys.modules if name.startswith(rooms) or name in others])"
