@@ -12,7 +12,7 @@ import sys
 import textwrap
 
 from elastic_run import contract
-from elastic_run.cli.commands import COMMANDS, CommandParser, make_parser, run
+from elastic_run.cli.commands import COMMANDS, CommandParser, argument, run
 from elastic_run.cli.flags import FLAGS
 from elastic_run.core.config import Window
 from elastic_run.notices import UsageError, print_text
@@ -174,7 +174,7 @@ def render_completion(shell: str, flags: Iterable[argparse.Action]) -> str:
     if not is_torchrun:
         places = parser.add_subparsers()
         for name, text in COMMANDS.items():
-            own = make_parser(name)
+            own = CommandParser(name)
             for action in own._actions:  # noqa: SLF001 - argparse has no other way to list them
                 _complete(action)
             places.add_parser(name, help=text, parents=[own], add_help=False)
@@ -203,16 +203,14 @@ def _complete(action: argparse.Action) -> argparse.Action:
 # --- elastic-run help ------------------------------------------------------------------------------------------------
 
 
-def make_help_parser() -> CommandParser:
-    """Make the parser of its arguments."""
-    parser = CommandParser("help")
-    parser.add_argument("command", nargs="?", choices=[*COMMANDS], metavar="COMMAND", help="one of the commands")
-    return parser
+ARGUMENTS = {
+    "help": [argument("command", nargs="?", choices=[*COMMANDS], metavar="COMMAND", help="one of the commands")]
+}
 
 
 def run_help(words: Sequence[str]) -> int:
     """Print the commands and the most used flags, or the help of one command."""
-    command = make_help_parser().parse_args(words).command
+    command = CommandParser("help").parse_args(words).command
     if command is not None:
         return run([command, "--help"])
     print_text(render_help(FLAGS, explains_commands=True))

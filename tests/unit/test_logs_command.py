@@ -93,18 +93,18 @@ _JOB = RunningJob((RunningAgent("a", 1, max_nodes=2), RunningAgent("b", 2, max_n
 )
 def test_a_wrong_value_is_told_as_for_the_flags_of_a_job(words: list[str], said: str) -> None:
     """The line names the flag, the value and what is allowed, in the same words as for flags of elastic-run itself."""
-    parser = CommandParser("stacks")
+    parser = CommandParser("ps")
     parser.add_argument("--rank", type=int)
     parser.add_argument("-n", "--lines", type=int)
     parser.add_argument("--interval", type=float)
     with pytest.raises(UsageError) as caught:
         parser.parse_args(words)
-    assert str(caught.value) == f"{said} (see elastic-run stacks --help)"
+    assert str(caught.value) == f"{said} (see elastic-run ps --help)"
 
 
 def test_a_wrong_command_is_told_with_those_that_are_there() -> None:
     """The line of `elastic-run help` lists the commands."""
-    parser = CommandParser("help")
+    parser = CommandParser("ps")
     parser.add_argument("name", metavar="COMMAND", choices=("status", "top"))
     with pytest.raises(UsageError, match=r"^COMMAND: 'sttus' is none of '?status'?, '?top'? \(see"):
         parser.parse_args(["sttus"])

@@ -1,8 +1,8 @@
 """The commands beside the start of a job, such as ``elastic-run status``, and what they share.
 
 The first word of a command line is a command if `COMMANDS` has it; a script of that name is started with ``./`` before
-its name. For each command NAME, a module has ``make_NAME_parser()``, the parser of its arguments, and
-``run_NAME(words)``, which returns the exit code or raises UsageError for a mistake of the user.
+its name. For each command NAME, a module has ``ARGUMENTS[NAME]``, and ``run_NAME(words)``, which returns the exit code
+or raises UsageError for a mistake of the user.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import ModuleType
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 #: Each command with its one line of help.
 COMMANDS = {
@@ -47,11 +47,18 @@ _WORDS = (
 )
 
 
+def argument(*names: str, **options: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return an argument of a command, as argparse's `add_argument` takes it."""
+    return names, options
+
+
 class CommandParser(argparse.ArgumentParser):
     """The parser of one command; its line in `COMMANDS` opens the help."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"elastic-run {name}", description=COMMANDS[name], allow_abbrev=False)
+        for names, options in _import_module(name).ARGUMENTS[name]:
+            self.add_argument(*names, **options)
 
     def print_help(self, file: object = None) -> None:  # noqa: ARG002 - argparse's signature
         """Print the help to stdout; a full disk is told, which argparse passes over."""
@@ -77,12 +84,6 @@ def run(words: Sequence[str]) -> int:
         return contract.EXIT_USAGE
     except KeyboardInterrupt:
         return contract.EXIT_SIGNAL_BASE + 2
-
-
-def make_parser(name: str) -> argparse.ArgumentParser:
-    """Make the parser of a command's arguments."""
-    parser: argparse.ArgumentParser = getattr(_import_module(name), f"make_{name}_parser")()
-    return parser
 
 
 def _import_module(name: str) -> ModuleType:

@@ -7,7 +7,7 @@ import platform
 import sys
 
 from elastic_run import contract
-from elastic_run.cli.commands import CommandParser
+from elastic_run.cli.commands import CommandParser, argument
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.values import whole_number
 from elastic_run.core.config import JobConfig, NodeConfig, Window
@@ -43,6 +43,17 @@ _TIMEOUT = "seconds in which the nodes have to meet (default: 60)"
 _KEEP_STATE = "memory for the training's state: checks that the machine and the container have it (default: none)"
 _LOG_DIR = "directory for log files: checks that it is writable (default: none)"
 
+ARGUMENTS = {
+    "doctor": [
+        argument("--rdzv-endpoint", "--rdzv_endpoint", default="", metavar="HOST:PORT", help=_ENDPOINT),
+        argument("--nnodes", metavar="N", help=_NODES),
+        argument("--timeout", default="60", metavar="SECONDS", help=_TIMEOUT),
+        argument("--log-dir", "--log_dir", default="", metavar="DIR", help=_LOG_DIR),
+        argument("--keep-state", "--keep_state", default="", metavar="SIZE", help=_KEEP_STATE),
+        argument("--json", action="store_true", help="print the findings as JSON"),
+    ]
+}
+
 
 def run_doctor(words: Sequence[str]) -> int:
     """Run the checks, and print the findings; 1 if there is a problem."""
@@ -69,20 +80,8 @@ def collect_facts() -> dict[str, str]:
     }
 
 
-def make_doctor_parser() -> CommandParser:
-    """Make the parser of its arguments."""
-    parser = CommandParser("doctor")
-    parser.add_argument("--rdzv-endpoint", "--rdzv_endpoint", default="", metavar="HOST:PORT", help=_ENDPOINT)
-    parser.add_argument("--nnodes", metavar="N", help=_NODES)
-    parser.add_argument("--timeout", default="60", metavar="SECONDS", help=_TIMEOUT)
-    parser.add_argument("--log-dir", "--log_dir", default="", metavar="DIR", help=_LOG_DIR)
-    parser.add_argument("--keep-state", "--keep_state", default="", metavar="SIZE", help=_KEEP_STATE)
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    return parser
-
-
 def _parse(words: Sequence[str]) -> Namespace:
-    args = make_doctor_parser().parse_args(words)
+    args = CommandParser("doctor").parse_args(words)
     step = None if args.rdzv_endpoint or args.nnodes is not None else _find_step()
     if step is not None and step.task_count == len(step.nodes):
         args.rdzv_endpoint, args.nnodes = step.endpoint, str(len(step.nodes))

@@ -14,7 +14,7 @@ import sys
 import time
 
 from elastic_run import contract
-from elastic_run.cli.commands import CommandParser
+from elastic_run.cli.commands import CommandParser, argument
 from elastic_run.control.client import (
     NO_JOB,
     RUN_HELP,
@@ -53,6 +53,18 @@ _LOOK = 0.1
 #: Nodes that an error of `drain` names.
 _NAMED = 8
 
+_RUN = argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
+_NODE = "host name of the node, or its node rank, as `elastic-run status --json` shows them"
+_UPDATES = f"seconds between two updates (default: {_INTERVAL:g})"
+_TIMEOUT = "give up, with exit code 1, if the job still runs after this time (default: no limit)"
+ARGUMENTS = {
+    "status": [_RUN, argument("--json", action="store_true", help="print one JSON document instead of a table")],
+    "ps": [],
+    "top": [_RUN, argument("--interval", type=float, default=_INTERVAL, metavar="SECONDS", help=_UPDATES)],
+    "stop": [_RUN, argument("--timeout", type=float, metavar="SECONDS", help=_TIMEOUT)],
+    "drain": [argument("node", metavar="NODE", help=_NODE), _RUN],
+}
+
 
 def ask_nodes(job: RunningJob, *, of_node: str, of_job: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Ask the agents of a job on this machine, and through one of them those on other machines.
@@ -85,17 +97,9 @@ def ask_nodes(job: RunningJob, *, of_node: str, of_job: str) -> tuple[list[dict[
 # --- status ----------------------------------------------------------------------------------------------------------
 
 
-def make_status_parser() -> CommandParser:
-    """Make the parser of its arguments."""
-    parser = CommandParser("status")
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    return parser
-
-
 def run_status(words: Sequence[str]) -> int:
     """Print the state of a job, or the list of several jobs if none is named; 1 if no agent of the job answers."""
-    args = make_status_parser().parse_args(words)
+    args = CommandParser("status").parse_args(words)
     jobs = find_jobs(os.environ)
     if args.run is None and len(jobs) > 1 and not args.json:
         _print_jobs(jobs)
@@ -118,14 +122,9 @@ def run_status(words: Sequence[str]) -> int:
 # --- ps --------------------------------------------------------------------------------------------------------------
 
 
-def make_ps_parser() -> CommandParser:
-    """Make the parser of its arguments."""
-    return CommandParser("ps")
-
-
 def run_ps(words: Sequence[str]) -> int:
     """Print a row for each job of this user on this machine; 0, also if there is no job."""
-    make_ps_parser().parse_args(words)
+    CommandParser("ps").parse_args(words)
     _print_jobs(find_jobs(os.environ))
     return contract.EXIT_SUCCESS
 
@@ -150,18 +149,9 @@ def _make_row(job: RunningJob, jobs: Sequence[RunningJob]) -> tuple[str, ...]:
 # --- top -------------------------------------------------------------------------------------------------------------
 
 
-def make_top_parser() -> CommandParser:
-    """Make the parser of its arguments."""
-    parser = CommandParser("top")
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    interval = f"seconds between two updates (default: {_INTERVAL:g})"
-    parser.add_argument("--interval", type=float, default=_INTERVAL, metavar="SECONDS", help=interval)
-    return parser
-
-
 def run_top(words: Sequence[str]) -> int:
     """Show a job until it ends, or until Ctrl-C."""
-    args = make_top_parser().parse_args(words)
+    args = CommandParser("top").parse_args(words)
     if not _SHORTEST <= args.interval <= contract.LONGEST_WAIT:
         message = f"--interval: {args.interval} must be {_SHORTEST} or more seconds"
         raise UsageError(message)
@@ -200,18 +190,9 @@ def _draw(job: RunningJob, width: int) -> Text | None:
 # --- stop ------------------------------------------------------------------------------------------------------------
 
 
-def make_stop_parser() -> CommandParser:
-    """Make the parser of its arguments."""
-    parser = CommandParser("stop")
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    text = "give up, with exit code 1, if the job still runs after this time (default: no limit)"
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help=text)
-    return parser
-
-
 def run_stop(words: Sequence[str]) -> int:
     """Stop a job; 0 when its launchers on this machine have ended, 1 if one refuses or has not ended in time."""
-    args = make_stop_parser().parse_args(words)
+    args = CommandParser("stop").parse_args(words)
     if args.timeout is not None and not args.timeout >= 0:
         message = f"--timeout: {args.timeout} must be 0 or more seconds"
         raise UsageError(message)
@@ -263,18 +244,9 @@ def _open_pidfd(agent: RunningAgent) -> int | None:
 # --- drain -----------------------------------------------------------------------------------------------------------
 
 
-def make_drain_parser() -> CommandParser:
-    """Make the parser of its arguments."""
-    parser = CommandParser("drain")
-    text = "host name of the node, or its node rank, as `elastic-run status --json` shows them"
-    parser.add_argument("node", metavar="NODE", help=text)
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    return parser
-
-
 def run_drain(words: Sequence[str]) -> int:
     """Let a node leave; 0 when the node has taken the request, 1 if it may not have."""
-    args = make_drain_parser().parse_args(words)
+    args = CommandParser("drain").parse_args(words)
     job = find_job(os.environ, args.run)
     if job.agents[0].max_nodes == 1:
         message = f"job {job.label} has one node: `elastic-run stop {job.label}` ends it"

@@ -19,7 +19,7 @@ from functools import lru_cache
 from stat import S_ISREG
 
 from elastic_run import contract
-from elastic_run.cli.commands import CommandParser
+from elastic_run.cli.commands import CommandParser, argument
 from elastic_run.control.client import RUN_HELP, find_job
 from elastic_run.control.socket_directory import SUFFIX
 from elastic_run.core.agent.machine import JOINING
@@ -49,6 +49,20 @@ _NAMED = 6
 #: Characters of a run id that are in a directory's name, at least.
 _NAME_LENGTH = 40
 
+_RUN = f"a log directory, also of an ended job; or the {RUN_HELP}"
+_FOLLOW = "show new lines as they are written, until the job ends"
+_SINCE = "only files written to in the last TIME, such as 90s, 10m or 2h"
+ARGUMENTS = {
+    "logs": [
+        argument("run", nargs="?", metavar="RUN", help=_RUN),
+        argument("-f", "--follow", action="store_true", help=_FOLLOW),
+        argument("--rank", metavar="RANKS", help="only these ranks, such as 3 or 0-3,8"),
+        argument("--since", metavar="TIME", help=_SINCE),
+        argument("--grep", metavar="TEXT", help="only lines that match this regular expression"),
+        argument("-n", "--lines", type=int, default=0, metavar="N", help="only the last N lines of each file"),
+    ]
+}
+
 
 def run_logs(words: Sequence[str]) -> int:
     """Print the log files of a job; 1 if there is no line to show."""
@@ -73,23 +87,8 @@ def run_logs(words: Sequence[str]) -> int:
     return contract.EXIT_SUCCESS if reader.has_shown else contract.EXIT_FAILURE
 
 
-def make_logs_parser() -> CommandParser:
-    """Make the parser of its arguments."""
-    parser = CommandParser("logs")
-    run = f"a log directory, also of an ended job; or the {RUN_HELP}"
-    parser.add_argument("run", nargs="?", metavar="RUN", help=run)
-    follow = "show new lines as they are written, until the job ends"
-    parser.add_argument("-f", "--follow", action="store_true", help=follow)
-    parser.add_argument("--rank", metavar="RANKS", help="only these ranks, such as 3 or 0-3,8")
-    since = "only files written to in the last TIME, such as 90s, 10m or 2h"
-    parser.add_argument("--since", metavar="TIME", help=since)
-    parser.add_argument("--grep", metavar="TEXT", help="only lines that match this regular expression")
-    parser.add_argument("-n", "--lines", type=int, default=0, metavar="N", help="only the last N lines of each file")
-    return parser
-
-
 def _read_arguments(words: Sequence[str]) -> Namespace:
-    args = make_logs_parser().parse_args(words)
+    args = CommandParser("logs").parse_args(words)
     if args.lines < 0:
         message = f"--lines: {args.lines} must be 0 (all) or more"
         raise UsageError(message)

@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 from io import TextIOWrapper
 
-from elastic_run.cli.commands import CommandParser
+from elastic_run.cli.commands import CommandParser, argument
 from elastic_run.files import replace_file
 from elastic_run.notices import UsageError, escape_unprintable, print_text
 from elastic_run.report.history_page import render_page
@@ -22,21 +22,20 @@ if TYPE_CHECKING:
 _PAGE = "report.html"
 _STDOUT = "-"
 
-
-def make_report_parser() -> CommandParser:
-    """Make the parser of its arguments."""
-    parser = CommandParser("report")
-    parser.add_argument("logs", metavar="LOGDIR", help="a log directory, the directory of one run, or an event log")
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", help="file to write, or - for stdout (default: report.html in LOGDIR)"
-    )
-    parser.add_argument("--run", metavar="ID", help="id of the job (default: the job that began last)")
-    return parser
+ARGUMENTS = {
+    "report": [
+        argument("logs", metavar="LOGDIR", help="a log directory, the directory of one run, or an event log"),
+        argument(
+            "-o", "--output", metavar="FILE", help="file to write, or - for stdout (default: report.html in LOGDIR)"
+        ),
+        argument("--run", metavar="ID", help="id of the job (default: the job that began last)"),
+    ]
+}
 
 
 def run_report(words: Sequence[str]) -> int:
     """Write the page."""
-    arguments = make_report_parser().parse_args(words)
+    arguments = CommandParser("report").parse_args(words)
     if find_spec("jinja2") is None:
         message = "needs jinja2: pip install 'elastic-run[report]'"
         raise UsageError(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from elastic_run import contract
-from elastic_run.cli.commands import CommandParser
+from elastic_run.cli.commands import CommandParser, argument
 from elastic_run.cli.commands.jobs import ask_nodes
 from elastic_run.control.client import RUN_HELP, find_job
 from elastic_run.core.failure.stacks import Dump
@@ -21,19 +21,18 @@ if TYPE_CHECKING:
 #: The document's version: it grows where a field changes its meaning.
 _VERSION = 1
 
-
-def make_stacks_parser() -> CommandParser:
-    """Make the parser of its arguments."""
-    parser = CommandParser("stacks")
-    parser.add_argument("run", nargs="?", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--rank", type=int, metavar="RANK", help="show all threads of this rank")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser
+ARGUMENTS = {
+    "stacks": [
+        argument("run", nargs="?", metavar="RUN", help=RUN_HELP),
+        argument("--rank", type=int, metavar="RANK", help="show all threads of this rank"),
+        argument("--json", action="store_true", help="print one JSON document"),
+    ]
+}
 
 
 def run_stacks(words: Sequence[str]) -> int:
     """Print the stacks; 1 if no worker runs, or no agent of the job answers."""
-    args = make_stacks_parser().parse_args(words)
+    args = CommandParser("stacks").parse_args(words)
     job = find_job(os.environ, args.run)
     nodes, errors = ask_nodes(job, of_node="stacks", of_job="job_stacks")
     for error in errors:

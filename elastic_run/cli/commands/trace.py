@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from elastic_run.cli.commands import CommandParser
+from elastic_run.cli.commands import CommandParser, argument
 from elastic_run.diagnosis.dumps import DumpError, find_dumps
 from elastic_run.diagnosis.trace_analysis import analyse
 from elastic_run.diagnosis.trace_findings import cause_line, detail_lines
@@ -32,18 +32,17 @@ _MOST_CONSEQUENCES = 3
 _MOST_PROBLEMS = 5
 _SAME = "the ranks with a dump have called the same collectives"
 
-
-def make_trace_parser() -> CommandParser:
-    """Make the parser of its arguments."""
-    parser = CommandParser("trace")
-    parser.add_argument("path", nargs="+", metavar="PATH", help="a dump, or a directory that has dumps in it")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser
+ARGUMENTS = {
+    "trace": [
+        argument("path", nargs="+", metavar="PATH", help="a dump, or a directory that has dumps in it"),
+        argument("--json", action="store_true", help="print one JSON document"),
+    ]
+}
 
 
 def run_trace(words: Sequence[str]) -> int:
     """Print the analysis; 0, also where nothing is wrong."""
-    arguments = make_trace_parser().parse_args(words)
+    arguments = CommandParser("trace").parse_args(words)
     try:
         found = find_dumps(arguments.path)
     except DumpError as error:
