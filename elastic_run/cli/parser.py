@@ -55,12 +55,13 @@ class LauncherArgumentParser(argparse.ArgumentParser):
         self.flags = tuple(flags)
         self._raises_values = raises_values
         self.origins: dict[str, Origin] = {}
-        self._optionals._negative_number_matcher = _NumberMatcher(self._negative_number_matcher)  # type: ignore[assignment]  # noqa: SLF001
+        self._optionals._negative_number_matcher = _NumberMatcher()  # type: ignore[assignment]  # noqa: SLF001
         for flag in flags:  # not by add_argument, which formats each to check its help
             kind = _PrintText if flag.prints_text else _FlagAction
             self._add_action(kind([*flag.spellings], flag.dest, flag, help=flag.text))
-        self._add_action(_Words([], _SCRIPT, required=True, help="Script, module or program that each worker runs."))
-        self._add_action(_Words([], _SCRIPT_ARGS, argparse.REMAINDER, help="Its arguments."))
+        store = self._registry_get("action", None)
+        self._add_action(store([], _SCRIPT, required=True, help="Script, module or program that each worker runs."))
+        self._add_action(store([], _SCRIPT_ARGS, argparse.REMAINDER, help="Its arguments."))
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Read a command line, by default this process's, and return a namespace with a value for each flag."""
@@ -175,20 +176,11 @@ def match_abbreviation(prefix: str, flags: Sequence[Flag]) -> list[Flag]:
 
 
 class _NumberMatcher:
-    """argparse's expression for negative numbers, asked only for words that may be one."""
+    """In place of argparse's expression for negative numbers."""
 
-    def __init__(self, matcher: Any) -> None:
-        self._matcher = matcher
-
-    def match(self, word: str) -> object:
-        return self._matcher.match(word) if word[1:2] in ".0123456789" else None
-
-
-class _Words(argparse.Action):
-    """The script, or its arguments."""
-
-    def __call__(self, _: object, namespace: argparse.Namespace, values: object, *__: object) -> None:
-        setattr(namespace, self.dest, values)
+    @staticmethod
+    def match(word: str) -> bool:
+        return word[:1] == "-" and word[-1:] != "." and word[1:].replace(".", "", 1).isdecimal()
 
 
 class _FlagAction(argparse.Action):
@@ -224,8 +216,18 @@ class _PrintText(argparse.Action):
         self.flag = flag
 
     def __call__(self, parser: argparse.ArgumentParser, _: object, values: object, *__: object) -> None:
+        from elastic_run import __version__
+        from elastic_run.cli import help as texts
+
         try:
-            print_text(_make_text(self.flag, str(values), parser))
+            if self.flag.name == "--version":
+                print_text(f"{parser.prog} {__version__}\n")
+            elif self.flag.name == "--print-completion":
+                print_text(texts.render_completion(str(values), parser._get_optional_actions()))  # noqa: SLF001 - as shtab
+            elif self.flag.name == "--help-all" and isinstance(parser, LauncherArgumentParser):
+                print_text(texts.render_all_help(parser.flags))
+            else:
+                print_text(parser.format_help())
         except UsageError as error:
             parser.error(str(error))
         parser.exit()
@@ -280,19 +282,3 @@ class _Reader:
         except ValueError as error:
             source = text.name if isinstance(text, _FromVariable) else self._flag.name
             raise _RefusedTextError(source, f"{self.text!r} {error}") from None
-
-
-def _make_text(flag: Flag, value: str, parser: argparse.ArgumentParser) -> str:
-    if flag.name == "--version":
-        from elastic_run import __version__
-
-        return f"{parser.prog} {__version__}\n"
-    if flag.name == "--print-completion":
-        from elastic_run.cli.help import render_completion
-
-        return render_completion(value, parser._get_optional_actions())  # noqa: SLF001 - as shtab reads them
-    if flag.name == "--help-all" and isinstance(parser, LauncherArgumentParser):
-        from elastic_run.cli.help import render_all_help
-
-        return render_all_help(parser.flags)
-    return parser.format_help()

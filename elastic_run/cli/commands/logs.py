@@ -16,6 +16,8 @@ import time
 from collections import deque
 from contextlib import suppress
 from functools import lru_cache
+from itertools import product
+from operator import itemgetter
 from stat import S_ISREG
 
 from elastic_run import contract
@@ -190,39 +192,30 @@ def _find_siblings(directory: str, run_id: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """One stream of one worker in one attempt: `stream` is "" for stdout, `node` counts the run directories."""
+    """One stream of one worker in one attempt: `stream` is "" for stdout."""
 
     path: str
     attempt: str
-    node: int
     rank: int
     stream: str
 
 
 def find_log_files(directories: Iterable[str]) -> list[LogFile]:
     """Return all log files of some run directories: by attempt, then by node and rank."""
-    found: list[tuple[tuple[int, int], LogFile]] = []
+    found: list[tuple[tuple[object, ...], LogFile]] = []
     for node, directory in enumerate(directories):
         attempts = _list_attempts(directory)
         by_round = _read_ranks(directory)
-        for index, (number, name) in enumerate(attempts):
+        for index, (number, attempt) in enumerate(attempts):
             by_local = by_round[index] if len(by_round) == len(attempts) else {}
-            found += [(number, file) for file in _list_files(directory, name, node, by_local)]
-    found.sort(key=lambda each: (each[0], each[1].node, each[1].rank, each[1].stream))
+            names = [name for name in _list_names(os.path.join(directory, attempt)) if name.isdecimal()]
+            for name, (file, stream) in product(names, _STREAMS.items()):
+                path, rank = os.path.join(directory, attempt, name, file), by_local.get(int(name), int(name))
+                # A link leads to the file beside it, which has both streams.
+                if os.path.isfile(path) and not os.path.islink(path):
+                    found.append(((number, node, rank, stream), LogFile(path, attempt, rank, stream)))
+    found.sort(key=itemgetter(0))
     return [file for _, file in found]
-
-
-def _list_files(directory: str, attempt: str, node: int, by_local: dict[int, int]) -> list[LogFile]:
-    files = []
-    for name in _list_names(os.path.join(directory, attempt)):
-        if not name.isdecimal():
-            continue
-        rank = by_local.get(int(name), int(name))
-        paths = ((os.path.join(directory, attempt, name, file), stream) for file, stream in _STREAMS.items())
-        # A link leads to the file beside it, which has both streams.
-        shown = [pair for pair in paths if os.path.isfile(pair[0]) and not os.path.islink(pair[0])]
-        files += [LogFile(path, attempt, node, rank, stream) for path, stream in shown]
-    return files
 
 
 def _list_attempts(directory: str) -> list[tuple[tuple[int, int], str]]:
@@ -257,25 +250,20 @@ def _read_events(directory: str, name: str) -> tuple[dict[str, Any], ...]:
     path = os.path.join(directory, contract.EVENTS_FILE)
     try:
         status = os.stat(path)
+        return _read_events_of(path, name, status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else ()
     except OSError:
         return ()
-    return _read_events_of(path, name, status.st_size, status.st_mtime_ns) if S_ISREG(status.st_mode) else ()
 
 
 @lru_cache(maxsize=256)
 def _read_events_of(path: str, name: str, size: int, changed: int) -> tuple[dict[str, Any], ...]:
     """Read them; again only where size or time of the file are others, for `logs -f` looks some times a second."""
     del size, changed
-    marker = f'"{name}"'.encode()
-    found = []
-    try:
-        with open(path, "rb") as file:
-            for line in read_lines(file):
-                if marker in line:
-                    with suppress(ValueError, RecursionError):
-                        found.append(json.loads(line))
-    except OSError:
-        return ()
+    marker, found = f'"{name}"'.encode(), []
+    with open(path, "rb") as file:
+        for line in filter(lambda line: marker in line, read_lines(file)):
+            with suppress(ValueError, RecursionError):
+                found.append(json.loads(line))
     return tuple(event for event in found if isinstance(event, dict) and event.get("event") == name)
 
 
