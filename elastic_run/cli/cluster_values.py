@@ -13,7 +13,7 @@ from elastic_run.cli.values import node_range
 from elastic_run.notices import UsageError
 from elastic_run.records import replace
 from elastic_run.rendezvous.api import BACKENDS
-from elastic_run.schedulers.derivation import STARTERS, Asked, Derivation, describe_starter
+from elastic_run.schedulers.derivation import Asked, Derivation, describe_starter
 from elastic_run.schedulers.kubernetes import derive_from_indexed_job
 from elastic_run.schedulers.slurm import derive_from_step, is_left_over
 
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 
     from elastic_run.cli.request import Origins
 
-#: Variables of schedulers and starters that are read as whole numbers.
-_NUMBERS = (
-    *STARTERS.values(),
-    *("PMI_SIZE", "JOB_COMPLETION_INDEX", "SLURM_HET_SIZE", "SLURM_JOB_END_TIME", "SLURM_JOB_ID"),
-    *("SLURM_JOB_NUM_NODES", "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
-)
-_MOST_DIGITS = 18
 _DEFAULTS = {flag.dest: flag.default for flag in FLAGS}
 
 
@@ -42,10 +35,7 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
     values are added to `origins`, which are None if a program made the namespace: then values that differ from the
     defaults count as given, and the number of workers always.
     """
-    _check_numbers(environ)
-    has_left_slurm = False
-    if "SLURM_STEP_ID" in environ:
-        has_left_slurm = is_left_over(environ)
+    has_left_slurm = "SLURM_STEP_ID" in environ and is_left_over(environ)
     nothing = Derivation(has_left_slurm=has_left_slurm)
     # The scheduler's variables do not describe a launcher inside a worker. A plug-in may count nodes in its own way.
     if contract.ENV_RUN_ID in environ or args.standalone or args.rdzv_backend not in BACKENDS:
@@ -61,15 +51,6 @@ def complete_from_cluster(args: Namespace, environ: Mapping[str, str], origins: 
         return nothing
     _apply_derivation(found, asked, args, environ, {} if origins is None else origins)
     return replace(found, has_left_slurm=has_left_slurm)
-
-
-def _check_numbers(environ: Mapping[str, str]) -> None:
-    """Refuse variables with so many digits that they are no number of anything; Python reads no more than 4,300."""
-    for name in _NUMBERS:
-        text = environ.get(name, "")
-        if text.isdecimal() and len(text) > _MOST_DIGITS:
-            message = f"{name}: {text!r} is too large a number"
-            raise UsageError(message)
 
 
 def _apply_derivation(

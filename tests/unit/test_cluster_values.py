@@ -10,7 +10,6 @@ from elastic_run.cli import make_config as config
 from elastic_run.cli.flags import FLAGS
 from elastic_run.cli.parser import LauncherArgumentParser
 from elastic_run.cli.request import _OF_SCHEDULERS
-from elastic_run.notices import UsageError
 from elastic_run.schedulers.derivation import STARTERS
 from tests.support.slurm_variables import STEP, complete_from_cluster
 
@@ -63,10 +62,3 @@ def test_a_task_that_srun_has_started_itself_belongs_to_the_step(monkeypatch: py
 def test_all_variables_of_schedulers_are_looked_for() -> None:
     """A launcher looks at schedulers only if one of these variables is there."""
     assert {*STARTERS.values()} < {*_OF_SCHEDULERS}
-
-
-@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "SLURM_JOB_END_TIME", "SLURM_RESTART_COUNT"])
-def test_a_number_that_is_none_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable with more digits than any number of a scheduler has is named, before Python refuses to read it."""
-    with pytest.raises(UsageError, match=f"^{name}: '9+' is too large a number$"):
-        notices("train.py", {"SLURM_JOB_ID": "1", name: "9" * 5000}, monkeypatch)
