@@ -76,12 +76,16 @@ def render_explanation(
         rows += [_row(flag.name, f"default: {describe_default(flag)}") for flag in others]
     else:
         rows.append(f"  {_FOLD}")
+    try:
+        directory = os.getcwd()
+    except FileNotFoundError:
+        directory = "(deleted)"
     facts = [
         ("Job", _describe_size(config)),
         ("Rendezvous", _describe_rendezvous(args, config, origins)),
         ("This node", _describe_node(args, config)),
         ("Command", shlex.join(command)),
-        ("Directory", _describe_directory()),
+        ("Directory", directory),
         *(("Notice", notice) for notice in notices),
     ]
     sections = [_HEAD, "\n".join(rows), "\n".join(f"{label:<{_LABEL}}{text}" for label, text in facts)]
@@ -157,13 +161,6 @@ def _describe_rendezvous(args: Namespace, config: LaunchConfig, origins: Mapping
     return f"{backend}{plugin}, job {run_id}: the store is at {endpoint or 'an address that the plug-in knows'}"
 
 
-def _describe_directory() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return "(deleted)"
-
-
 def _describe_node(args: Namespace, config: LaunchConfig) -> str:
     place = f"{os.uname().nodename}: {count(config.nproc_per_node, 'worker')}"
     if config.max_nodes == 1:
@@ -191,13 +188,10 @@ def _render_environment(environments: Mapping[int, Mapping[str, str]], origins: 
 
 
 def _fill(words: Sequence[str]) -> str:
-    """Return words as lines; a line is never broken inside a word that contains a blank."""
-    lines = [""]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) + 3 > WIDTH:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return textwrap.indent("\n".join(lines), "  ")
+    """Return words as lines; a line is never broken inside a word, also one that contains blanks."""
+    text = " ".join(word.replace(" ", "\0") for word in words)
+    fill = textwrap.TextWrapper(WIDTH, "  ", "  ", break_long_words=False, break_on_hyphens=False).fill
+    return fill(text).replace("\0", " ")
 
 
 def _join(values: Sequence[str]) -> str:

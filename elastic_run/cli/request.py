@@ -184,16 +184,16 @@ def _read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
         return None if token is None else token.encode(errors="surrogateescape")
     from elastic_run.files import read_user_file
 
+    content = b""
     try:
         content = read_user_file(path, _LONGEST_TOKEN + 1).strip()
+        problem = "" if content else "is empty"
+        if len(content) > _LONGEST_TOKEN:
+            problem = f"is longer than {_LONGEST_TOKEN >> 10} KiB"
     except OSError as error:
-        message = f"--rdzv-token-file: {path!r} can't be read: {(error.strerror or str(error)).lower()}"
-        raise UsageError(message) from None
-    if len(content) > _LONGEST_TOKEN:
-        message = f"--rdzv-token-file: {path!r} is longer than {_LONGEST_TOKEN >> 10} KiB"
-        raise UsageError(message)
-    if not content:
-        message = f"--rdzv-token-file: {path!r} is empty"
+        problem = f"can't be read: {(error.strerror or str(error)).lower()}"
+    if problem:
+        message = f"--rdzv-token-file: {path!r} {problem}"
         raise UsageError(message)
     return content
 
