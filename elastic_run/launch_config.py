@@ -22,8 +22,8 @@ from elastic_run.multiprocessing.logs import DefaultLogsSpecs
 from elastic_run.multiprocessing.process_table import has_children, list_foreign_handled
 from elastic_run.notices import UsageError, say
 from elastic_run.records import dataclass, field, replace
-from elastic_run.rendezvous.api import RendezvousParameters
-from elastic_run.rendezvous.registry import BACKENDS, get_rendezvous_handler
+from elastic_run.rendezvous.api import BACKENDS, RendezvousParameters
+from elastic_run.rendezvous.registry import get_rendezvous_handler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 from elastic_run import contract, rendezvous
 from elastic_run.cli.flags import FLAGS
 from elastic_run.rendezvous import api, rendezvous_handler_registry
-from elastic_run.rendezvous.api import RendezvousHandlerRegistry, RendezvousParameters, RendezvousStoreInfo
-from elastic_run.rendezvous.registry import BACKENDS, LocalRendezvousHandler
+from elastic_run.rendezvous.api import BACKENDS, RendezvousHandlerRegistry, RendezvousParameters, RendezvousStoreInfo
+from elastic_run.rendezvous.registry import LocalRendezvousHandler
 from elastic_run.run import run_command
 
 

@@ -410,7 +410,7 @@ def main() -> None:
 
 def _run(targets: Mapping[int, Sequence[int]]) -> None:
     """In the new process: fork once more, so that the launcher is not its parent, and copy until all have ended."""
-    from elastic_run.multiprocessing.guardian_process import become_daemon
+    from elastic_run.multiprocessing.guardian import become_daemon
 
     if os.fork():
         return
