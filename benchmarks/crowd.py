@@ -26,7 +26,6 @@ from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING
 
-from elastic_run import __version__
 from elastic_run.core.job.codec import encode, to_message
 from elastic_run.core.job.documents import PROPOSE, RUNS, START, NodeInfo, NodeState, StoreAddress
 from elastic_run.core.job.membership import Formed, Refused
@@ -212,7 +211,7 @@ class LightNode:
         self._on_formed = on_formed
         node = f"node{number}_{os.getpid()}_{number:08x}"
         nonce = make_nonce() if _CREDENTIALS else ""
-        self._hello = Hello(run_id, node, f"node{number}", __version__, nonce=nonce)
+        self._hello = Hello(run_id, node, f"node{number}", nonce=nonce)
         self._state = {**_describe(address[0], config), "node": node}
         self._state["node_info"] = {**self._state["node_info"], "host": f"node{number}"}
         self._master: dict[str, Any] = {}
@@ -264,7 +263,7 @@ class LightNode:
 def _describe(host: str, config: JobConfig) -> dict[str, Any]:
     """Return the state of a new node."""
     # Nobody will ask for this port: rank 0 is the first to have come, a real session.
-    node_info = NodeInfo("", os.getpid(), 8, version=__version__)
+    node_info = NodeInfo("", os.getpid(), 8)
     return to_message(NodeState("", node_info, config, StoreAddress(host, 1)))
 
 

@@ -1,12 +1,10 @@
 """The configuration of a job: what its nodes must agree on, what its first node decides for all, and each node's own.
 
 - A setting is defined here, with its default, and nowhere else; the flag of the same name (`cli.flags`) explains it to
-  users. The launcher makes one `JobConfig`, the rendezvous adds what --rdzv-conf and the endpoint say, and each node
-  sends it whole.
+  users. The rendezvous adds what --rdzv-conf and the endpoint say, and each node sends its `JobConfig` whole.
 - Settings that two nodes can't reconcile (`_AGREED`) keep a node out: how many nodes there are, when the job is
   restarted, and what each node applies by itself, as the lease. The answer names the flag and both values.
-- Durations that only the coordinator applies (`_DECIDED_BY_FIRST`) are those of the job's first node. A node with other
-  values is taken in, and one line tells its user.
+- Durations that only the coordinator applies are those of the job's first node. A node with other values is taken in.
 - A setting that each node may have for itself belongs into `NodeConfig` or `AgentConfig`. torch's own settings stay
   fields of torch's classes, `LaunchConfig` and `WorkerSpec`.
 """
@@ -28,14 +26,6 @@ _AGREED = {
     "keep_alive_max_attempt": "keep_alive_max_attempt",
     "has_successors": "successors of the endpoint",
     "on_split": "--on-split",
-}
-_DECIDED_BY_FIRST = {
-    "min_uptime": "--min-uptime",
-    "max_backoff": "--max-backoff",
-    "join_timeout": "join_timeout",
-    "last_call_timeout": "last_call_timeout",
-    "scale_up_delay": "--scale-up-delay",
-    "scale_up_grace": "--scale-up-grace",
 }
 
 #: Fields that are numbers or times.
@@ -133,16 +123,6 @@ def describe_difference(job: JobConfig, node: JobConfig, *, here: str = "here") 
     return "; ".join(clauses)
 
 
-def describe_settled(job: JobConfig, node: JobConfig) -> str:
-    """Return a sentence with the values of a node that the job's first node has decided otherwise; "" for none."""
-    clauses = [
-        f"{flag} is {_show_seconds(getattr(job, name))}, not {_show_seconds(getattr(node, name))}"
-        for name, flag in _DECIDED_BY_FIRST.items()
-        if getattr(job, name) != getattr(node, name)
-    ]
-    return f"the values of the job's first node apply, not those of this node: {'; '.join(clauses)}" if clauses else ""
-
-
 def _show_nodes(config: JobConfig) -> str:
     return f"{config.min_nodes}:{config.max_nodes}"
 
@@ -155,10 +135,6 @@ def _show(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "none" if value is None else str(value)
-
-
-def _show_seconds(value: float | None) -> str:
-    return "none" if value is None else f"{value:g} s"
 
 
 @dataclass(frozen=True, slots=True)

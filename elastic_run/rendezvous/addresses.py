@@ -1,4 +1,4 @@
-"""The address of this node for other nodes; whether an endpoint is on this machine; whether a port can be reached.
+"""The address of this node for other nodes; whether an endpoint is on this machine.
 
 Rules
 - Interface addresses decide, not names: an address is ours if a socket can be bound to it.
@@ -13,24 +13,12 @@ import socket
 
 from elastic_run.records import dataclass
 from elastic_run.rendezvous.utils import can_bind, parse_rendezvous_endpoint
-from elastic_run.store.connecting import connect_once, format_endpoint, resolve
+from elastic_run.store.connecting import format_endpoint, resolve
 from elastic_run.store.errors import StoreConnectionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-__all__ = [
-    "Listening",
-    "find_listening",
-    "find_local_address",
-    "find_loopback",
-    "find_outward_address",
-    "find_trouble",
-    "find_whether_own_host",
-    "names_loopback",
-    "parse_endpoints",
-]
 
 _LOOPBACKS = ("127.0.0.1", "::1")
 #: Names that are loopback on every machine. Another name that is loopback here may be a real address elsewhere: Debian
@@ -41,15 +29,11 @@ _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-l
 #: kernel would take is the default one.
 _ANYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 _ANY_PORT = 9
-_WILDCARDS = frozenset(("0.0.0.0", "::"))  # noqa: S104 - compared, not bound
+WILDCARDS = frozenset(("0.0.0.0", "::"))  # noqa: S104 - compared, not bound
 
 
 def parse_endpoints(text: str, default_port: int) -> list[tuple[str, int]]:
-    """Read ``host[:port][,host[:port]…]``: the hosts and ports of the endpoint and its successors.
-
-    Raises:
-        ValueError: An endpoint is empty or wrong, has port 0, or is listed twice.
-    """
+    """Read ``host[:port][,host[:port]…]``, the endpoint and its successors; raise ValueError."""
     if not text.strip():
         message = "there is no rendezvous endpoint: give HOST:PORT (--rdzv-endpoint, LaunchConfig.rdzv_endpoint)"
         raise ValueError(message)
@@ -103,11 +87,7 @@ class Listening:
 
 
 def find_listening(host: str, timeout: float) -> Listening:
-    """Find the addresses of this machine at which nodes arrive that connect to a host's name.
-
-    There are none if they can't be known: the host is an address of no interface (a cloud's public address, a service),
-    a name that has another address on other machines (it is loopback here), or a wildcard.
-    """
+    """Find the addresses of this machine at which nodes arrive that connect to a host's name."""
     if names_loopback(host) and not _is_loopback(host):
         return Listening(tuple(_own_loopbacks()))
     try:
@@ -122,7 +102,7 @@ def find_listening(host: str, timeout: float) -> Listening:
     loopback = next(filter(_is_loopback, hosts), None)
     if loopback is not None and not names_loopback(host):
         return Listening((), f"{name}{loopback} here, and another address on other machines")
-    return Listening((), f"{host} means all interfaces") if _WILDCARDS.intersection(hosts) else Listening(hosts)
+    return Listening((), f"{host} means all interfaces") if WILDCARDS.intersection(hosts) else Listening(hosts)
 
 
 def _own_loopbacks() -> list[str]:
@@ -131,10 +111,7 @@ def _own_loopbacks() -> list[str]:
 
 
 def find_outward_address() -> str:
-    """Find the address by which other machines probably reach this one, without asking a name server.
-
-    It is the address of the default route, without such a route that of the first interface that is up, or loopback.
-    """
+    """Find the address by which other machines probably reach this one, without asking a name server."""
     for family, address in _ANYWHERE:
         source = _source_towards(family, (address, _ANY_PORT))
         if source is not None and not _is_loopback(source):
@@ -179,12 +156,3 @@ def _list_interface_addresses() -> list[str]:
 
 def _is_loopback(address: str) -> bool:
     return (address.startswith("127.") and address.replace(".", "").isdigit()) or address in ("::1", "::ffff:127.0.0.1")
-
-
-def find_trouble(host: str, port: int, timeout: float) -> str | None:
-    """Return why a port can't be reached within a time, with the address; None if it can."""
-    try:
-        connect_once(host, port, timeout, dark_after=timeout).close()
-    except StoreConnectionError as error:
-        return error.cause
-    return None

@@ -103,16 +103,13 @@ class RendezvousStoreInfo:
 
     @staticmethod
     def build(rank: int, store: Store, local_addr: str | None, server_port: int | None = None) -> RendezvousStoreInfo:
-        """Agree on the address through a store: rank 0 writes its own, everybody reads it.
+        """Agree on the address through a store that all nodes share: rank 0 writes its own, everybody reads it.
 
         Args:
             rank: Rank of this node.
             store: Store that all nodes of the round share.
             local_addr: Address of this node; None for its fully qualified name.
             server_port: Port on which rank 0 already serves a store; None for a free one.
-
-        Returns:
-            The address of rank 0, the same on every node.
         """
         if rank == 0:
             import socket
@@ -128,14 +125,7 @@ class RendezvousStoreInfo:
 
 
 class RendezvousInfo:
-    """The result of one round.
-
-    Args:
-        store: Store that the agents of the round share; not the workers' store.
-        rank: This node's rank.
-        world_size: Number of nodes.
-        bootstrap_store_info: Where the workers' store is.
-    """
+    """The result of one round."""
 
     def __init__(self, store: Store, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo) -> None:
         self._store = store
@@ -145,7 +135,7 @@ class RendezvousInfo:
 
     @property
     def store(self) -> Store:
-        """Store that the agents of the round share."""
+        """Store that the agents of the round share; not the workers' store."""
         return self._store
 
     @property
@@ -180,9 +170,6 @@ class RendezvousHandler(ABC):
     def next_rendezvous(self) -> RendezvousInfo:
         """Join the next round and block until it is formed with this node in it.
 
-        Returns:
-            This node's rank, the number of nodes and the address of the workers' store.
-
         Raises:
             RendezvousClosedError: The job is over.
             RendezvousConnectionError: The backend can't be reached.
@@ -208,11 +195,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Release everything that the handler holds.
-
-        Returns:
-            Whether that worked.
-        """
+        """Release everything that the handler holds; return whether that worked."""
 
 
 class RendezvousParameters:
@@ -263,19 +246,11 @@ class RendezvousParameters:
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return the setting `key` as a truth value: 1/0, true/false, t/f, yes/no, y/n in any case.
-
-        Raises:
-            ValueError: It is none of these.
-        """
+        """Return the setting `key` as a truth value: 1/0, true/false, t/f, yes/no, y/n in any case; or ValueError."""
         return read_truth(key, self.get(key, default))
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """Return the setting `key` as a whole number.
-
-        Raises:
-            ValueError: It is not one.
-        """
+        """Return the setting `key` as a whole number, or raise ValueError."""
         value = self.get(key, default)
         if value is None:
             return None
@@ -298,10 +273,7 @@ def read_truth(key: str, value: object) -> bool | None:
 
 
 # --- backends --------------------------------------------------------------------------------------------------------
-_ETCD_SETTINGS = (
-    *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix"),
-    *("user", "password", "password_file"),
-)
+_ETCD_SETTINGS = ("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert", "etcd_prefix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,15 +313,7 @@ class RendezvousHandlerRegistry:
         self._registry = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Make a backend known. Registering the same creator again changes nothing.
-
-        Args:
-            backend: Name of the backend.
-            creator: Builds a handler from parameters.
-
-        Raises:
-            ValueError: The name is empty, or taken by another creator.
-        """
+        """Make a backend known by a name; ValueError if the name is empty, or taken by another creator."""
         if not backend:
             message = "the name of the rendezvous backend is empty"
             raise ValueError(message)

@@ -3,11 +3,9 @@
 Our own agent calls `open_session`. For an agent that knows only torch's methods, the handler opens the session itself:
 `next_rendezvous` forms a round, `num_nodes_waiting` shows that the round should stop, and the agent calls again.
 
-A job without an endpoint shows the command with which other nodes join, to be copied to a shell:
-- A token that was made for this job stands in front of the command, as a variable: `ps` shows no variables to other
-  users. A token that the user gave is not shown.
-- The command has each value that took effect on this node, as a flag: other nodes have neither this node's variables
-  (`PET_…`) nor its configuration file. Left out are the values that other nodes need with other values.
+A job without an endpoint shows the command with which other nodes join, to be copied to a shell. A token that was made
+for this job stands in front, as a variable: `ps` shows no variables to other users. The command has each value that
+took effect on this node, as a flag: other nodes have neither its variables (`PET_…`) nor its configuration file.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import os
 import shlex
 import socket
 
-from elastic_run import __version__, contract
+from elastic_run import contract
 from elastic_run.contract import NO_RUN_ID
 from elastic_run.core.config import JobConfig, JoinCommand, NodeConfig
 from elastic_run.core.job.documents import NodeInfo
@@ -36,18 +34,13 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.settings import Settings
     from elastic_run.rendezvous.torch_rounds import TorchStyleRounds
 
-__all__ = ["ElasticRendezvousHandler", "create_handler", "describe_join_command"]
-
 #: Bytes of the token that a job without an endpoint makes.
 _TOKEN_SIZE = 16
 _NO_LIMIT = 1_000_000_000
 
 
 class ElasticRendezvousHandler(RendezvousHandler):
-    """One node's part in the rendezvous of a job of several nodes.
-
-    Where the user named no endpoint (`hosts_anywhere`), this node coordinates, and prints the address.
-    """
+    """One node's part in the rendezvous; without an endpoint (`hosts_anywhere`) it coordinates, and says where."""
 
     def __init__(
         self, params: RendezvousParameters, settings: Settings, run_id: str, *, hosts_anywhere: bool = False
@@ -61,12 +54,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
 
     # --- sessions ------------------------------------------------------------------------------------------------
     def open_session(self, setup: Setup) -> Session:
-        """Make the session of one agent run; it is not started yet.
-
-        Raises:
-            PortTakenError: This node is to listen at a port that another process has.
-            OSError: The system refuses the port.
-        """
+        """Make the session of one agent run, which is not started yet; OSError if this node's port is refused."""
         params, settings = self._params, self._settings
         # Nobody knows of the endpoint yet, so others come by the address that this node tells them.
         local_addr = params.local_addr or (find_outward_address() if self._hosts_anywhere else "")
@@ -125,17 +113,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Join the next round and block until it is formed with this node in it.
-
-        Returns:
-            This node's rank, the number of nodes, a store of the round's agents and the address of the workers' store.
-
-        Raises:
-            RendezvousClosedError: The job is over.
-            RendezvousConnectionError: The coordinator can't be reached.
-            RendezvousTimeoutError: Too few nodes came in time.
-            RendezvousStateError: This node is not taken in.
-        """
+        """Join the next round; RendezvousStateError also if this node is not taken in."""
         if self._rounds is None:
             from elastic_run.rendezvous.torch_rounds import TorchStyleRounds
 
@@ -169,17 +147,13 @@ def _torch_style_setup() -> Setup:
     config = JobConfig(
         max_restarts=_NO_LIMIT, max_backoff=0.0, scale_up_delay=0.0, scale_up_grace=0.0, membership_window=None
     )
-    node_info = NodeInfo(socket.gethostname(), os.getpid(), 1, version=__version__)
+    node_info = NodeInfo(socket.gethostname(), os.getpid(), 1)
     # Without a token, since torch's methods have no way to show one that was made here.
     return Setup(config, NodeConfig(token=b""), node_info)
 
 
 def create_handler(params: RendezvousParameters) -> ElasticRendezvousHandler:
-    """Return the handler of a job of several nodes; nothing is opened yet.
-
-    Raises:
-        ValueError: The endpoint, the run id or a setting is missing or wrong.
-    """
+    """Return the handler of a job of several nodes, or raise ValueError; nothing is opened yet."""
     settings = read_settings(params.backend, params.config)
     if params.backend == "static":
         check_static(params.endpoint, settings.rank, params.max_nodes)

@@ -3,13 +3,8 @@
 Built-in backends are imported when they are asked for. Packages offer more in the entry-point group
 ``torchrun.handlers``: each entry point is a function without arguments that returns a creator, as in torch, or, as some
 packages have it, the creator itself. They are looked for only when the name is neither built in nor registered, since
-reading the installed packages' metadata takes longer than starting the workers. torch loads every plug-in at import and
-logs the broken ones; we load the one that is asked for, and a broken one is an error that names its package.
-
-On one node there is nobody to wait for: every round is formed at once, with this node as rank 0 of 1. The agent serves
-the workers' store, and offers its address before each round. Without an offer (somebody else's agent uses this handler)
-it is as with torch: a free port is named, and the worker with rank 0 opens its store there. With static, the workers'
-store is at the endpoint (--master-addr and --master-port), unless the agent offers a store elsewhere.
+reading the installed packages' metadata takes longer than starting the workers. A broken one is an error that names its
+package.
 """
 
 from __future__ import annotations
@@ -32,7 +27,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.metadata import EntryPoint
-    from logging import LogRecord
     from typing import Any
 
     from elastic_run.rendezvous.api import RendezvousHandlerCreator, RendezvousHandlerRegistry
@@ -48,17 +42,10 @@ __getattr__ = lazy_names(
 _TORCHS_INTERFACE = "torch.distributed.elastic.rendezvous"
 #: Seconds for a name server to say whether an endpoint is this machine.
 _LOOK_UP = 3.0
-_LOOPBACK = "127.0.0.1"
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Build the handler for ``params.backend``.
-
-    Args:
-        params: The backend's name and everything that it needs.
-
-    Returns:
-        A handler of this job.
+    """Build the handler of ``params.backend``.
 
     Raises:
         ValueError: Nobody knows the backend, its plug-in is broken, or the parameters don't suit it.
@@ -95,13 +82,10 @@ def _create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 class LocalRendezvousHandler(RendezvousHandler):
-    """One node that meets itself.
+    """One node that meets itself, so that every round is formed at once.
 
-    Args:
-        run_id: Id of the job.
-        backend: The name that the user asked for: ``c10d`` on one node is served by this class too.
-        local_addr: Address of this node for the workers' store, where the agent offers none.
-        port: Port of the store there; None for a free one.
+    The agent offers the address of its workers' store before each round. Without an offer (by a foreign agent) the
+    worker with rank 0 opens the store, as with torch: at `local_addr`, at `port` or at a free one.
     """
 
     #: `next_rendezvous` never waits: an agent may call it in its loop, without a thread of its own.
@@ -112,7 +96,7 @@ class LocalRendezvousHandler(RendezvousHandler):
     ) -> None:
         self._run_id = run_id
         self._backend = backend
-        self._local_addr = local_addr or _LOOPBACK
+        self._local_addr = local_addr or "127.0.0.1"
         self._port = port
         self._offered: RendezvousStoreInfo | None = None
         self._use_agent_store = False
@@ -218,23 +202,21 @@ def _load_plugin(plugin: EntryPoint) -> RendezvousHandlerCreator:
         raise ValueError(_broken(plugin, f"can't be loaded: {describe_exception(error)}")) from error
     if not callable(creator):
         raise ValueError(_broken(plugin, f"returned {creator!r}, not a function that builds a handler"))  # noqa: TRY004 - the plug-in's mistake
-    return lambda params: _quieten(lambda: creator(_PluginParameters.of(params)))
+    return lambda params: _quieten(lambda: creator(_PluginParameters(params)))
 
 
 def _quieten(call: Callable[[], Any]) -> Any:
-    """Call a plug-in's code without what torch's registry logs of plug-ins meanwhile.
-
-    Where that code imports torch's rendezvous, torch fills its own registry, which isn't used here, with all plug-ins.
-    It logs a traceback for each that is half imported then, or is a creator itself; nothing is wrong.
-    """
+    """Call a plug-in's code without what torch's registry logs of plug-ins meanwhile."""
     import logging
 
+    # Where that code imports torch's rendezvous, torch fills its own registry, unused here, with all plug-ins. It logs
+    # a traceback for each that is half imported then, or is a creator itself; nothing is wrong.
     logger = logging.getLogger(f"{_TORCHS_INTERFACE}.registry")
-    logger.addFilter(_is_not_of_plugins)
+    was_disabled, logger.disabled = logger.disabled, True
     try:
         return call()
     finally:
-        logger.removeFilter(_is_not_of_plugins)
+        logger.disabled = was_disabled
 
 
 def _takes_parameters(loaded: Callable[..., object]) -> bool:
@@ -253,19 +235,12 @@ def _takes_parameters(loaded: Callable[..., object]) -> bool:
 class _PluginParameters(RendezvousParameters):
     """Parameters that a plug-in takes for torch's where it has imported torch's class, of which it may ask for one."""
 
-    @classmethod
-    def of(cls, params: RendezvousParameters) -> _PluginParameters:
-        """Return the same parameters for a plug-in."""
-        addresses = (params.backend, params.endpoint, params.run_id)
-        return cls(*addresses, params.min_nodes, params.max_nodes, params.local_addr, **params.config)
+    def __init__(self, params: RendezvousParameters) -> None:
+        self.__dict__.update(params.__dict__)
 
     @property  # type: ignore[misc] # isinstance looks here after the type, and the plug-in may import torch late
     def __class__(self) -> type:
         return getattr(sys.modules.get(_TORCHS_INTERFACE), "RendezvousParameters", _PluginParameters)
-
-
-def _is_not_of_plugins(record: LogRecord) -> bool:
-    return "out of tree plugin" not in str(record.msg)
 
 
 def _broken(plugin: EntryPoint, what: str) -> str:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.events import SessionEvent, Setup
     from elastic_run.rendezvous.settings import Settings
 
-__all__ = ["Session"]
-
 _log = logging.getLogger(__name__)
 
 #: Seconds for the thread to end, and for a node that was told to go to say so.
@@ -54,15 +52,8 @@ _LATE_NODES = 30.0
 class Session:
     """One agent's membership of one job; ValueError if the other nodes could not read a value of this node.
 
-    Args:
-        local_addr: The address at which others reach this node; "" to find out.
-        describe_join: Says how others join at a host and a port; None where they know.
-
-    Attributes:
-        node: This run's id among the nodes of the job.
-        worker_store: What the agent must use as the workers' store instead of opening one, where the rendezvous has one
-            port for both (static, on rank 0); else None.
-        offers_store: Whether the agent opens a workers' store for each round at all; with static only rank 0 has one.
+    `local_addr` is the address at which others reach this node, "" to find out. `describe_join` says how others join at
+    a host and a port; None where they know.
     """
 
     def __init__(
@@ -80,9 +71,12 @@ class Session:
         except ValueError as error:
             message = f"the other nodes could not read a value of this node: {error}"
             raise ValueError(message) from None
+        #: This run's id among the nodes of the job.
         self.node = f"{setup.node_info.host}_{setup.node_info.pid}_{os.urandom(4).hex()}"
+        #: Whether the agent opens a workers' store for each round at all; with static only rank 0 has one.
         self.offers_store = not place.serves_workers
         has_port = place.serves_workers and bool(place.own)
+        #: The workers' store, where the rendezvous has one port for both (static, on rank 0): the agent opens none.
         self.worker_store = _SharedWorkerStore(*place.endpoints[place.own]) if has_port else None
         self._place = place
         self._is_announced = describe_join is not None
@@ -133,13 +127,13 @@ class Session:
         """Let the guardian hold this node's connections to its job as well: `hold` takes a duplicate of each."""
         self._loop.call_soon_threadsafe(lambda: self._node.hold_with(hold))
 
-    def report_failing(self, round: int, *, is_secondary: bool = False) -> None:  # noqa: A002 - the events' word
+    def report_failing(self, number: int, *, is_secondary: bool = False) -> None:
         """Say that a worker of the round has failed, before the others are stopped; see `WorkersFailing`."""
-        self._feed(WorkersFailing(round, is_secondary))
+        self._feed(WorkersFailing(number, is_secondary))
 
     def report_ready(
         self,
-        round: int,  # noqa: A002 - the events' word
+        number: int,
         outcome: str,
         *,
         report: Mapping[str, Any] | None,
@@ -148,13 +142,10 @@ class Session:
         verdict: str = "",
         ends: NodeEnds | None = None,
     ) -> None:
-        """Say that no process of the round lives any more on this node; see `documents.RoundEnd`.
-
-        With the outcome `stopped`, the report says what had failed by itself before the halt.
-        """
+        """Say that no process of the round lives any more on this node; see `documents.RoundEnd`."""
         document = None if report is None else dict(report)
         address = self._node.complete(store_address)
-        self._feed(WorkersGone(round, RoundEnd(outcome, document, verdict, detail, ends), address))
+        self._feed(WorkersGone(number, RoundEnd(outcome, document, verdict, detail, ends), address))
 
     def leave(self, reason: str, detail: str = "") -> None:
         """Say that this node goes, for a reason of `core.job.restart_policy`; `close` waits until it was heard."""
@@ -201,18 +192,7 @@ class Session:
     def _deliver(self, event: SessionEvent) -> None:
         if isinstance(event, Ended | Refused | Lost):
             self._end = event
-        if isinstance(event, Refused):
-            event = replace(event, detail=event.detail + self._describe_going())
         self._deliver_to_agent(event)
-
-    def _describe_going(self) -> str:
-        """Say what becomes of the job when this node, which was refused, goes; "" where it doesn't coordinate."""
-        if self.coordinator is None or not self.coordinator.hosts_of_others or not self._place.dies_with_host:
-            return ""
-        successors = self._place.successors
-        if not successors:
-            return "; this node serves the job's store: the job of the other nodes ends with it"
-        return f"; this node serves the job's store: the store moves to {successors[0]}"
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def close(self, timeout: float) -> None:
@@ -258,10 +238,7 @@ class Session:
             self._hand_over(coordinator, left)
 
     def _wait_said(self, timeout: float, *, hands_over: bool = False) -> None:
-        """Wait until the coordinator has read all that this node had to say.
-
-        A node that hands over leaves the coordination to another agent first, which is told that this node goes.
-        """
+        """Wait until the coordinator, or with `hands_over` the next one, has read all that this node had to say."""
         is_said = threading.Event()
         self._loop.call_soon_threadsafe(lambda: self._node.call_when_said(is_said.set, hands_over=hands_over))
         is_said.wait(timeout)

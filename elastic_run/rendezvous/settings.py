@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from elastic_run.rendezvous.coordination.etcd import EtcdUser
     from elastic_run.rendezvous.coordination.lease import LeaseStore
     from elastic_run.rendezvous.coordination.places import Place
 
-__all__ = ["NAMES_OF_FLAGS", "Settings", "make_place", "open_lease", "read_settings"]
 
 # --- settings --------------------------------------------------------------------------------------------------------
 #: Keys that name flags. Many command lines for accelerate have them in `--rdzv-conf`, where torch reads none of them.
@@ -55,11 +53,7 @@ class Settings:
 
 
 def read_settings(kind: str, config: Mapping[str, Any]) -> Settings:
-    """Return a backend's settings, checked and with defaults.
-
-    Raises:
-        ValueError: A key is unknown, a value of the wrong kind, or they don't go together.
-    """
+    """Return a backend's settings, checked and with defaults; raise ValueError."""
     backend = BACKENDS[kind]
     known = (*_JOB_TIMES, *_TIMES, "timeout", _ATTEMPTS, *backend.settings)
     unknown = next((key for key in config if key not in known and key not in NAMES_OF_FLAGS), None)
@@ -123,11 +117,7 @@ def _read_number(key: str, value: object) -> int:
 
 # --- where the nodes meet --------------------------------------------------------------------------------------------
 def make_place(kind: str, endpoint: str, run_id: str, settings: Settings, *, secret: bytes | None = None) -> Place:
-    """Return the place where the nodes of a job meet, as one agent reaches it; nothing is opened yet.
-
-    Raises:
-        ValueError: The endpoint or a setting doesn't suit the backend.
-    """
+    """Return where the nodes of a job meet, as one agent reaches it, or raise ValueError; nothing is opened yet."""
     from elastic_run.rendezvous.addresses import parse_endpoints
     from elastic_run.rendezvous.coordination.places import LeasePlace, Place
 
@@ -172,13 +162,9 @@ def check_static(endpoint: str, rank: int | None, nodes: int) -> tuple[str, int]
 def open_lease(
     kind: str, endpoint: str, run_id: str, settings: Settings, *, secret: bytes | None, timeout: float
 ) -> LeaseStore:
-    """Open the lease of a job, which says which agent coordinates; nothing is asked of a server yet.
-
-    Raises:
-        ValueError: The endpoint or a setting is wrong, or python-etcd is missing.
-    """
+    """Return the lease of a job, or raise ValueError; nothing is asked of a server yet."""
     backend, conf = BACKENDS[kind], settings.backend
-    is_v2 = backend.etcd_version == 2  # noqa: PLR2004 - the version's name
+    is_v2 = backend.etcd_version and kind != "etcd-v3"
     if not backend.etcd_version:
         from elastic_run.rendezvous.coordination.lease_file import FileLease
 
@@ -197,47 +183,21 @@ def open_lease(
     from elastic_run.rendezvous.coordination.etcd import EtcdServers, EtcdV3Lease
 
     servers = EtcdServers(parse_endpoints(endpoint, backend.default_port), timeout, read_tls(conf))
-    user, prefix = _read_user(conf), str(conf.get("etcd_prefix", backend.prefix)).strip("/")
+    prefix = str(conf.get("etcd_prefix", backend.prefix)).strip("/")
     prefix = f"{prefix}/" if prefix else ""
     if is_v2:
         from elastic_run.rendezvous.coordination.etcd_v2 import EtcdV2Lease
 
-        return EtcdV2Lease(servers, run_id, prefix=prefix, user=user, secret=secret)
-    return EtcdV3Lease(servers, run_id, prefix=prefix, user=user, secret=secret)
+        return EtcdV2Lease(servers, run_id, prefix=prefix, secret=secret)
+    return EtcdV3Lease(servers, run_id, prefix=prefix, secret=secret)
 
 
 #: Authority, certificate and key: torch's two etcd backends call the same things by different names.
 _FILES = (("cacert", "ca_cert"), ("cert", "ssl_cert"), ("key", "ssl_cert_key"))
-#: Bytes of a password's file; a device may have no end.
-_LONGEST_PASSWORD = 1 << 16
-
-
-def _read_user(conf: Mapping[str, Any]) -> EtcdUser | None:
-    """Return etcd's user, or None; raise ValueError for a wrong setting or an unreadable file."""
-    from elastic_run.files import read_user_file
-    from elastic_run.rendezvous.coordination.etcd import EtcdUser
-
-    user, password = str(conf.get("user", "")), str(conf.get("password", ""))
-    path = conf.get("password_file")
-    if path:
-        try:
-            password = read_user_file(str(path), _LONGEST_PASSWORD).decode().rstrip("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            message = f"rendezvous setting password_file={path}: {getattr(error, 'strerror', 'not a text in UTF-8')}"
-            raise ValueError(message) from error
-    if not user and not password:
-        return None
-    if not user:
-        message = "rendezvous setting password needs user=NAME"
-        raise ValueError(message)
-    return EtcdUser(user, password)
 
 
 def read_tls(conf: Mapping[str, Any]) -> ssl.SSLContext | None:
-    """Return how to talk TLS, or None for plain HTTP; raise ValueError for a setting or a file that can't be used.
-
-    A server's certificate must be valid for its name or address.
-    """
+    """Return how to talk TLS, or None for plain HTTP; raise ValueError for a setting or a file that can't be used."""
     protocol = str(conf.get("protocol", "http")).strip().lower()
     if protocol not in ("http", "https"):
         message = f"rendezvous setting protocol={protocol!r}: not http or https"

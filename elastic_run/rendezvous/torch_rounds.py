@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.events import SessionEvent
     from elastic_run.rendezvous.session import Session
 
-__all__ = ["TorchStyleRounds"]
-
 #: Time to wait for the server, and for keys unless the caller says otherwise.
 _TIMEOUT = timedelta(seconds=300)
 

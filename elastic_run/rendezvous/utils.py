@@ -15,13 +15,7 @@ _HOST_PUNCTUATION = "_.-"
 
 
 def parse_rendezvous_config(config_str: str) -> dict[str, str]:
-    """Read ``key=value,key=value``.
-
-    Args:
-        config_str: The text; blanks around keys and values don't count, a value may contain ``=``.
-
-    Returns:
-        The settings in their order; none for an empty text.
+    """Read ``key=value,key=value``; blanks around keys and values don't count, a value may contain ``=``.
 
     Raises:
         ValueError: An entry has no ``=``, no key or no value, or a key is there twice (torch: the last one wins).
@@ -49,15 +43,8 @@ _parse_rendezvous_config = parse_rendezvous_config
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
     """Read ``host``, ``host:port``, ``[ipv6]`` or ``[ipv6]:port``.
 
-    An IPv6 address without brackets is understood as well: with a port where the rest is an address by itself (as
-    torch does it), else without.
-
-    Args:
-        endpoint: The text; None or empty for localhost.
-        default_port: Port of an endpoint that names none.
-
-    Returns:
-        Host (without brackets) and port.
+    None and "" are localhost. An IPv6 address without brackets is understood as well: with a port where the rest is an
+    address by itself (as torch does it), else without. Returns the host without brackets, and the port.
 
     Raises:
         ValueError: The port is not a number between 0 and 65535, or the host is not a name or an address.

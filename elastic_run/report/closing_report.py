@@ -249,8 +249,7 @@ def _exception(exception: ExceptionText, room: int) -> list[str]:
     if len(more) > _MOST_MESSAGE:
         more = [more[0], "...", more[-1]]
     lines += [shorten(printable(line), room) for line in more]
-    is_member = f"  | {exception.cause}" in exception.lines
-    if exception.cause and not is_member:
+    if exception.cause:
         lines += _paragraph(f"caused by {exception.cause}", room, 2)
     return lines
 

@@ -46,13 +46,12 @@ class _Frame:
 def trace_lines(exception: ExceptionText, *, width: int, most: int) -> list[str]:
     """Choose the lines of a traceback that tell most."""
     frames = _frames(exception)
-    members = [elide(printable(line), width) for line in exception.lines if line.startswith("  | ")][: most // 2]
     chosen: set[int] = set()
     for index in _by_worth(frames):
-        if len(_layout(frames, chosen | {index}, width)) > most - len(members):
+        if len(_layout(frames, chosen | {index}, width)) > most:
             break
         chosen.add(index)
-    return _layout(frames, chosen, width) + members
+    return _layout(frames, chosen, width)
 
 
 def find_own_place(exception: ExceptionText) -> tuple[str, str] | None:

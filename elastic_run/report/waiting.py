@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from elastic_run.core.job.documents import WaitStatus
+    from elastic_run.core.job.node_status import WaitStatus
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.output.console import Console
 

@@ -1,6 +1,5 @@
 """One client's socket on the server's side: bytes in, messages out, replies back.
 
-Rules
 - One recv and, as a rule, one send per readiness event, whatever number of messages came in.
 - A client that doesn't read its replies stops being read: once a megabyte is queued for it no further message is
   looked at until the queue is empty. So what a client can make the server hold is bounded by one reply.
@@ -37,8 +36,6 @@ _NO_SIGPIPE = getattr(_socket, "MSG_NOSIGNAL", 0)
 class Holdings:
     """Bytes that all connections of a server hold: unfinished messages, waits, and replies that were copied."""
 
-    __slots__ = ("connections", "limit", "total")
-
     def __init__(self, connections: set[Connection]) -> None:
         self.connections = connections
         self.limit = 0
@@ -52,26 +49,6 @@ class Connection:
     `on_close` once, with the error that ended it.
     """
 
-    __slots__ = (
-        "_copied",
-        "_decoder",
-        "_fd",
-        "_gathered",
-        "_holdings",
-        "_is_held",
-        "_loop",
-        "_on_close",
-        "_on_message",
-        "_peer",
-        "_queue",
-        "_queued",
-        "_socket",
-        "held",
-        "is_closed",
-        "waiter",
-        "woken_by",
-    )
-
     def __init__(
         self,
         loop: Loop,
@@ -83,8 +60,6 @@ class Connection:
         on_close: Callable[[Connection, WireError | None], None],
     ) -> None:
         self.waiter: Waiter | None = None  # the wait that the client is in
-        #: The queue that ended the client's wait, until its next message shows whether it takes the value.
-        self.woken_by: bytes | None = None
         self.is_closed = False
         self.held = 0  # bytes that it holds, as its holdings have them
         self._peer = peer

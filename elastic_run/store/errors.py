@@ -38,7 +38,7 @@ class StoreTimeoutError(StoreError, TimeoutError):
 
 
 class StoreAccessError(StoreError):
-    """The store refuses us, and would refuse us again: user, password, certificate, or a right that is missing."""
+    """The store refuses us, and would refuse us again: a certificate, or a right that is missing."""
 
 
 class StoreTokenError(StoreAccessError):

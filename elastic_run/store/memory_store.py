@@ -6,8 +6,8 @@ Rules
 - Nothing blocks. `on_key` and `barrier` return a `Waiter` that is called back, once, from within the operation that
   ends the wait. A client that waits no longer cancels it.
 - The content has a bound, `limit`; an operation that would pass it raises `WireError` and changes nothing.
-- A push to a queue wakes one waiter, the first, since there is one value to have. If that client turns away without it
-  (its own deadline passed just then, or it died), `pass_on` wakes the next: torch's server leaves it asleep.
+- A push to a queue wakes one waiter, the first, since there is one value to have. If that client dies just then, the
+  others sleep until the next push, as with torch's server.
 """
 
 from __future__ import annotations
@@ -33,19 +33,14 @@ _PIECE = 16 * 1024
 class Waiter:
     """A client that waits for keys."""
 
-    __slots__ = ("callback", "cost", "missing", "queue")
-
     def __init__(self, missing: set[bytes], callback: Callable[[], None]) -> None:
         self.cost = len(missing) * WAIT_COST + sum(map(len, missing))  # the bytes of memory that this object counts for
         self.missing = missing  # the keys that are not set yet
         self.callback: Callable[[], None] | None = callback
-        self.queue: bytes | None = None  # the queue that ended the wait by a push
 
 
 class Pieces:
     """A value that has grown, in its pieces: neither growing nor reading it copies the whole."""
-
-    __slots__ = ("parts", "size")
 
     def __init__(self, first: bytes) -> None:
         self.parts = [first]
@@ -210,11 +205,6 @@ class MemoryStore:
         """Return a queue's length, 0 if there is no such queue."""
         return len(self._queues.get(key, ()))
 
-    def pass_on(self, key: bytes) -> None:
-        """Wake the next client that waits for a queue, after the one woken before took nothing."""
-        if self._queues.get(key):
-            self._wake_one(key)
-
     # --- waiting -------------------------------------------------------------------------------------------------
     def on_key(self, keys: Iterable[bytes], callback: Callable[[], None]) -> Waiter | None:
         """Call back, once, when all keys have appeared; a key counts also if it is deleted while others are missing.
@@ -260,7 +250,6 @@ class MemoryStore:
             del waiters[waiter]
             if not waiters:
                 del self.waiters[key]
-            waiter.queue = key
             if _end_wait_for(waiter, key):
                 return
 

@@ -1,15 +1,13 @@
 """A TCPStore server in plain Python, on the agent's loop: torch's own clients can't tell it from torch's.
 
-Rules
-- It serves a socket that already listens, and lives in the loop's thread. It never blocks, never looks up a name
-  (torch's server asks the DNS for every peer) and starts no thread.
+- It lives in the loop's thread. It never blocks, never looks up a name (torch's server asks the DNS for every peer) and
+  starts no thread.
 - Nothing that arrives can harm it: what isn't the protocol is closed without a word. What passes a bound of `wire`,
   asks for an unknown operation (silence would leave the worker waiting for ever) or makes the server fail ends its
   connection and is told to the owner, each kind once.
 - Its bounds grow with the hosts whose clients have come, as the needs of a job do.
-- `reset` begins a round: the keys go, the port stays.
-- When descriptors run out it stops accepting until a client leaves or a second has passed: clients wait in the backlog.
-  Some descriptors are left to the rest of the process. A client that would take one of these is closed.
+- When descriptors run out it accepts none until a client leaves or a second has passed. Some descriptors are left to
+  the rest of the process: a client that would take one of these is closed.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import errno
 import os
 
 from elastic_run.store import wire
+from elastic_run.store.accepting import Acceptor
 from elastic_run.store.connection import Connection, Holdings
 from elastic_run.store.errors import WireError
 from elastic_run.store.memory_store import MemoryStore
@@ -28,11 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from elastic_run.loop import Loop, Timer
-
-_ACCEPTS_PER_TURN = 64
-_ACCEPT_AGAIN = 1.0
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+    from elastic_run.loop import Loop
 
 
 class StoreServer:
@@ -54,7 +49,6 @@ class StoreServer:
     ) -> None:
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._loop = loop
-        self._listeners = () if is_fed else (listener, *further)
         self._data = MemoryStore() if data is None else data
         self._answers = self._make_answers()
         self._on_refusal = on_refusal
@@ -62,82 +56,31 @@ class StoreServer:
         self._connections: set[Connection] = set()
         self._holdings = Holdings(self._connections)
         self._hosts: set[str] = set()
-        self._pause: Timer | None = None
-        self._is_closed = False
         self._set_limits()
-        self._watch_listeners()
+        listeners = () if is_fed else (listener, *further)
+        for one in listeners:
+            one.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)  # the kernel hands it on to each connection
+        self._acceptor = Acceptor(loop, listeners, on_connection=self.serve, on_full=self._pause)
 
     def reset(self) -> None:
         """Forget all keys and close all connections, those included that were not accepted yet; the port stays open."""
         for connection in tuple(self._connections):
             connection.close()
-        for listener in self._listeners:
-            while (waiting := self._accept_from(listener)) is not None:
-                waiting[0].close()
+        self._acceptor.drain()
         self._data.clear()
         self._refused_kinds.clear()
 
     def close(self) -> None:
         """Close the port and all connections; harmless when closed."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._stop_pause()
-        self._leave_listeners()
-        for listener in self._listeners:
-            listener.close()
+        self._acceptor.close()
         for connection in tuple(self._connections):
             connection.close()
 
     # --- connections ---------------------------------------------------------------------------------------------
-    def _watch_listeners(self) -> None:
-        for listener in self._listeners:
-            self._watch(listener)
-
-    def _watch(self, listener: _socket.socket) -> None:
-        self._loop.add_reader(listener.fileno(), lambda: self._accept(listener))
-
-    def _leave_listeners(self) -> None:
-        for listener in self._listeners:
-            self._loop.remove_reader(listener.fileno())
-
-    def _accept(self, listener: _socket.socket) -> None:
-        for _ in range(_ACCEPTS_PER_TURN):
-            accepted = self._accept_from(listener)
-            if accepted is None:
-                return
-            self.serve(*accepted)
-
-    def _accept_from(self, listener: _socket.socket) -> tuple[_socket.socket, tuple[str, int]] | None:
-        try:
-            # What socket.accept itself calls; the descriptor is close-on-exec.
-            fd, address = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
-        except OSError as error:
-            if error.errno in _OUT_OF_DESCRIPTORS:
-                if self._pause is None:
-                    self._leave_listeners()
-                    self._pause = self._loop.call_later(_ACCEPT_AGAIN, self._resume_accepting)
-                if error.errno == errno.EMFILE:
-                    self._report_full("the next one")
-            # Anything else is that client's: it left the backlog before its turn (ECONNABORTED), or there is none.
-            return None
-        socket = _socket.socket(listener.family, listener.type, listener.proto, fd)
-        socket.setblocking(False)
-        try:
-            socket.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-        except OSError:
-            pass  # it is gone already; the first read will say so
-        return socket, (str(address[0]), int(address[1]))
-
-    def _resume_accepting(self) -> None:
-        if self._pause is not None:
-            self._stop_pause()
-            self._watch_listeners()
-
-    def _stop_pause(self) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
-            self._pause = None
+    def _pause(self, error: OSError) -> None:
+        self._acceptor.pause()
+        if error.errno == errno.EMFILE:
+            self._report_full("the next one")
 
     def serve(self, socket: _socket.socket, peer: tuple[str, int]) -> None:
         """Serve a non-blocking connection that was accepted just now, and from which nothing was read."""
@@ -176,15 +119,12 @@ class StoreServer:
         self._connections.discard(connection)
         if connection.waiter is not None:
             self._data.cancel(connection.waiter)
-        self._pass_queue_on(connection)
-        self._resume_accepting()
+        self._acceptor.resume()
         if error is not None:
             self._report(error.kind, f"{connection}: {error}")
 
     # --- answers -------------------------------------------------------------------------------------------------
     def _answer(self, connection: Connection, operation: int, fields: list[bytes | int]) -> None:
-        if connection.woken_by is not None and operation != wire.QUEUE_POP:
-            self._pass_queue_on(connection)
         try:
             self._answers[operation](connection, *fields)
         except ValueError as error:
@@ -229,19 +169,10 @@ class StoreServer:
             _reply_parts(connection, (key,))
 
     def _queue_pop(self, connection: Connection, key: bytes) -> None:
-        if connection.woken_by == key:
-            connection.woken_by = None
-        self._pass_queue_on(connection)
         length, value = self._data.queue_pop(key)
         _reply_number(connection, length)
         if length:
             _reply_parts(connection, (value,))
-
-    def _pass_queue_on(self, connection: Connection) -> None:
-        """Let the next client have what this one was woken for and did not take."""
-        if connection.woken_by is not None:
-            queue, connection.woken_by = connection.woken_by, None
-            self._data.pass_on(queue)
 
     def _wait(self, connection: Connection, *keys: bytes) -> None:
         _refuse_second_wait(connection)
@@ -266,7 +197,6 @@ def _end_wait(connection: Connection) -> None:
     """Answer a client whose wait is over. Another client is served meanwhile, which must not suffer from it."""
     if connection.waiter is None:
         return
-    connection.woken_by = connection.waiter.queue
     connection.waiter = None
 
     def answer() -> None:

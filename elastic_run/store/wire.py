@@ -109,8 +109,6 @@ _VALUE = VALUE_LIMIT
 class Layout:
     """The kinds of fields of one operation's message; in a list a count comes first, and they repeat so many times."""
 
-    __slots__ = ("is_list", "kinds")
-
     def __init__(self, *kinds: int, is_list: bool = False) -> None:
         self.kinds = kinds
         self.is_list = is_list
@@ -146,19 +144,6 @@ class Decoder:
     It keeps what was read of an unfinished message, so that no byte is looked at twice however small the pieces are,
     and gives one message at a time, so that the reader can stop while its answers are stuck.
     """
-
-    __slots__ = (
-        "_buffer",
-        "_chunks",
-        "_layouts",
-        "_offset",
-        "_operation",
-        "_size",
-        "_total",
-        "fields",
-        "held",
-        "missing",
-    )
 
     def __init__(self) -> None:
         self._layouts = _OPENING

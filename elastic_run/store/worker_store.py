@@ -1,10 +1,5 @@
 """What an agent puts before its workers: one store a round, at an address that is open before anyone is told of it.
 
-Rules
-- Two modes, one interface. `agent`: our server, on the agent's own loop. `rank0`: the port is kept for the worker of
-  rank 0, which serves torch's own store there.
-- `renew` gives the next round a store without a key or a client of the last one: on a new port, or on the same one
-  if the user has fixed it.
 - On a single node it listens on loopback only: its workers need no more, and no other machine should reach a store
   without a token. On several nodes it listens at the address that the agent tells the others.
 - On a single node MASTER_ADDR is `localhost`, as under torchrun. Since torch 2.14 rank 0 compares this text with the
@@ -155,7 +150,7 @@ class _AgentStore(WorkerStore):
 
 
 class _Rank0Store(WorkerStore):
-    """A port that is kept for the worker of rank 0."""
+    """A port that is kept for the worker of rank 0, which serves torch's own store there."""
 
     use_agent_store = False
 
@@ -231,11 +226,6 @@ def _open_together(hosts: Sequence[str], port: int) -> list[_socket.socket]:
             listener.close()
         raise
     return listeners
-
-
-def open_listener(host: str = "127.0.0.1", port: int = 0) -> _socket.socket:
-    """Listen on a port of one address; as `open_listeners`."""
-    return open_listeners([host], port)[0]
 
 
 def bind_port(host: str, port: int) -> _socket.socket:

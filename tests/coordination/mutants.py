@@ -98,9 +98,7 @@ MUTANTS = {
         'is_gone = answer.role == REFUSES or answer.node not in ("", node)',
         "is_gone = True",
     ),
-    "a node keeps no older proposal": Mutant(
-        membership, "_accept", "accepted=(*kept, (proposal, place))", "accepted=((proposal, place),)"
-    ),
+    "a node keeps no older proposal": Mutant(membership, "_accept", "[*kept, proposal]", "[proposal]"),
     "nodes that ended before a round was known live on": Mutant(
         coordination, "_change_nodes", "[*job.ended.values(), *closed,", "[*job.ended.values(),"
     ),

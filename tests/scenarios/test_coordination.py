@@ -128,9 +128,8 @@ class Player:
         elif kind == "leave" and words[2] == DIED:
             job.close(node, ENDED, values.get("detail", ""))
         elif kind == "leave" and node not in job.members:
-            job.move(
-                node, replace(job.make_member(node, job.config), leaving=Leaving(words[2], values.get("detail", "")))
-            )
+            member = job.make_member(node, job.config)
+            job.move(node, replace(member, leaving=words[2], leaving_detail=values.get("detail", "")))
         elif kind == "leave":
             job.feed(node, Leaving(words[2], values.get("detail", "")))
         elif kind == "silent":

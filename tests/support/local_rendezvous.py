@@ -36,9 +36,7 @@ def wait_coordinated(port: int, token: bytes | None = None, run_id: str = RUN_ID
 
     def is_coordinated() -> bool:
         with contextlib.suppress(StoreConnectionError):
-            answer, _, _ = ask(
-                ("localhost", port), Hello(run_id, "", "", ""), DEADLINE, credentials, dark_after=DEADLINE
-            )
+            answer, _, _ = ask(("localhost", port), Hello(run_id, "", ""), DEADLINE, credentials, dark_after=DEADLINE)
             return answer.role == COORDINATES
         return False
 

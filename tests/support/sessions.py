@@ -64,6 +64,13 @@ def free_port() -> int:
     raise AssertionError
 
 
+def can_connect(host: str, port: int) -> bool:
+    """Return whether somebody takes connections there."""
+    with contextlib.suppress(OSError), socket.create_connection((host, port), 5.0):
+        return True
+    return False
+
+
 class Node:
     """One agent of a job.
 

@@ -13,7 +13,7 @@ from elastic_run.store import wire
 from elastic_run.store.errors import GARBAGE, UNKNOWN
 from elastic_run.store.memory_store import MemoryStore
 from elastic_run.store.server import StoreServer
-from elastic_run.store.worker_store import open_listener
+from elastic_run.store.worker_store import open_listeners
 from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class ServedStore:
     def __init__(self) -> None:
         self.unknown: list[str] = []
         self._loop = Loop()
-        self._server = StoreServer(self._loop, open_listener(LOOPBACK), on_refusal=self._refuse)
+        self._server = StoreServer(self._loop, open_listeners([LOOPBACK])[0], on_refusal=self._refuse)
         self.port = self._server.address[1]
         self._is_over = False
         self._thread = threading.Thread(target=self._loop.run_until, args=(lambda: self._is_over,))
@@ -176,7 +176,7 @@ class Bench:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.data = MemoryStore()
-        self.listener = open_listener()
+        self.listener = open_listeners([LOOPBACK])[0]
         self.refusals: list[str] = []
         self.server = StoreServer(loop, self.listener, self.data, on_refusal=self._refuse)
         self.peers: list[Peer] = []

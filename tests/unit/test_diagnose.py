@@ -15,6 +15,7 @@ from elastic_run.core.failure.stacks import STOPPED, Dump, Place, has_not_moved
 from elastic_run.core.job.documents import NodeEnds, StuckRank
 from elastic_run.report.closing_report import render
 from elastic_run.report.failure_documents import describe_ends, read_places
+from elastic_run.report.failure_rules import built_in_rules
 from tests.support.job_results import explained, worker_end
 
 if TYPE_CHECKING:
@@ -141,12 +142,13 @@ def test_different_versions_stand_beside_any_failure() -> None:
 
 
 def test_the_help_is_that_of_the_first_rule() -> None:
-    """A rule that fits wins over what is known of a signal; without one the signal has its help, or there is none."""
+    """The first rule that fits wins, those for signals come last; without a rule there is no help."""
     rules = (Rule("bad loss", "x"), Rule("bad batch", "look at the data"), Rule("batch", "y"))
     end = worker_end(1, 1, OWN)
     assert diagnose(ended(end), rules)[0].help == "look at the data"
     assert diagnose(ended(end))[0].help == ""
-    assert "PYTHONFAULTHANDLER" in diagnose(ended(worker_end(1, -11)), rules)[0].help
+    rules_for_all = (*rules, *built_in_rules())
+    assert "PYTHONFAULTHANDLER" in diagnose(ended(worker_end(1, -11)), rules_for_all)[0].help
 
 
 def test_the_report_begins_with_the_rank_that_is_to_blame() -> None:

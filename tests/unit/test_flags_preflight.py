@@ -211,10 +211,6 @@ def test_an_unreadable_script_is_refused(place: Path, monkeypatch: pytest.Monkey
             "--rdzv-conf: rendezvous settings for TLS: can't use /nope: No such file",
         ),
         (
-            f"--rdzv-backend etcd-v3 --rdzv-conf user=x,password_file={sys.executable} IN",
-            f"--rdzv-conf: rendezvous setting password_file={sys.executable}: not a text in UTF-8",
-        ),
-        (
             "--nnodes 2 --rdzv-backend c10d --rdzv-id j --rdzv-endpoint a:1,a:1 train.py",
             "--rdzv-endpoint: rendezvous endpoint 'a:1,a:1': a:1 is listed twice",
         ),

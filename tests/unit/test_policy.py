@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_run.contract import LARGEST_NUMBER
-from elastic_run.core.config import JobConfig, Window, describe_difference, describe_settled
+from elastic_run.core.config import JobConfig, Window, describe_difference
 from elastic_run.core.job.documents import NodeInfo, StoreAddress
 from elastic_run.core.job.ranks import WorkerRanks, assign_group_ranks, assign_worker_ranks
 from elastic_run.core.job.restart_policy import Failure, GiveUp, Restart, decide_restart
@@ -220,18 +220,9 @@ def test_a_difference_names_the_flag_and_both_values(node: JobConfig, text: str)
     assert describe_difference(JOB, node) == text
 
 
-def test_a_settled_time_names_the_flag_and_both_values() -> None:
-    """A node whose times have no effect learns which hold, in one sentence."""
-    node = JobConfig(1, 4, last_call_timeout=60.0, min_uptime=2.5, max_restarts=9)
-    assert describe_settled(JOB, node) == (
-        "the values of the job's first node apply, not those of this node: "
-        "--min-uptime is none, not 2.5 s; last_call_timeout is 30 s, not 60 s"
-    )
-    assert describe_settled(JOB, JOB) == ""
-
-
 def test_every_setting_is_compared() -> None:
-    """No setting can differ without being named, refused or settled; none is both."""
+    """No setting can differ without being refused, but for durations that only the coordinator applies."""
+    durations = {"min_uptime", "max_backoff", "join_timeout", "last_call_timeout", "scale_up_delay", "scale_up_grace"}
     for name in JobConfig.__slots__:
         before = getattr(JOB, name)
         if isinstance(before, bool):
@@ -242,7 +233,7 @@ def test_every_setting_is_compared() -> None:
             value = {"on_split": "continue", "no_restart_exit_codes": (1,)}.get(name, 5)
         changes = {name: value, "max_nodes": 9} if name == "min_nodes" else {name: value}
         other = JobConfig(**{"min_nodes": 1, "max_nodes": 4, **changes})  # type: ignore[arg-type]  # all are of the right type
-        assert bool(describe_difference(JOB, other)) != bool(describe_settled(JOB, other)), name
+        assert bool(describe_difference(JOB, other)) != (name in durations), name
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from elastic_run.rendezvous import RendezvousParameters, addresses
 from elastic_run.rendezvous.addresses import (
     find_listening,
     find_local_address,
-    find_trouble,
     find_whether_own_host,
     parse_endpoints,
 )
@@ -130,8 +129,6 @@ def test_a_wrong_setting_is_named(config: dict[str, Any], message: str) -> None:
         ("etcd", "a:1", "job", {"protocol": "ftp"}, "protocol='ftp': not http or https"),
         ("etcd", "a:1", "job", {"cacert": "/none"}, "give protocol=https"),
         ("etcd", "a:1", "job", {"protocol": "https", "cacert": "/no/such"}, "/no/such"),
-        ("etcd-v3", "a:1", "job", {"password": "x"}, "password needs user=NAME"),
-        ("etcd-v3", "a:1", "job", {"user": "x", "password_file": "/no/such"}, "password_file=/no/such"),
     ],
 )
 def test_what_does_not_suit_a_backend_is_named(
@@ -283,14 +280,6 @@ def test_all_loopback_addresses_are_tried_at_any_port(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(addresses, "can_bind", can_bind)
     assert find_listening("localhost", 1.0).hosts == ("127.0.0.1", "::1")[: 1 + has_ipv6]
-
-
-def test_trouble_has_a_name() -> None:
-    """A port that answers is no trouble; one where nobody listens is refused."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        assert find_trouble("127.0.0.1", port, 5.0) is None
-    assert find_trouble("127.0.0.1", port, 5.0) == f"nobody listens (connection refused) at 127.0.0.1:{port}"
 
 
 # --- what a handler over a job store takes from its settings ----------------------------------------------------------

@@ -10,7 +10,6 @@ import pytest
 
 from elastic_run import contract
 from elastic_run.core.failure.root_cause import ExceptionText
-from elastic_run.report.closing_report_sections import trace_lines
 from elastic_run.report.text import (
     columns,
     elide,
@@ -209,11 +208,3 @@ def test_an_exception_s_line_is_its_first_that_says_something() -> None:
     assert exception_line(ExceptionText("RuntimeError", "\n\n lost\nmore")) == "RuntimeError: lost"
     assert exception_line(ExceptionText("RuntimeError", "[/w/gloo/pair.cc:553] Closed")) == "RuntimeError: Closed"
     assert exception_line(ExceptionText("AssertionError")) == "AssertionError"
-
-
-def test_an_exception_group_takes_no_more_lines_than_there_are() -> None:
-    """Half of the lines at most are its members', the rest is for its own frames."""
-    frames = [line for number in range(9) for line in (f'  File "/p/t.py", line {number}, in f', "    g()")]
-    members = [f"  | ValueError: {number}" for number in range(9)]
-    lines = trace_lines(ExceptionText("ExceptionGroup", lines=(*frames, *members)), width=80, most=8)
-    assert lines == ["...", "/p/t.py:8 in f", "  g()", *members[:4]]

@@ -34,7 +34,7 @@ CAPTURED: dict[str, tuple[str, str, str] | None] = {
     "chained": ("KeyError", "'fallback'", "chained.py:13 in main"),
     "clients_missing": ("torch.distributed.DistStoreError", "Timed out after 4 seconds waiting for", "late.py:2"),
     "coloured": ("ValueError", "loss is not finite: 3", "value_error.py:5 in compute"),
-    "coloured_group": ("ExceptionGroup", "loading failed (2 sub-exceptions)", "group.py:12 in main"),
+    "coloured_group": ("OSError", "[Errno 5] Input/output error", "group.py:4 in two"),
     "connect_timeout": ("torch.distributed.DistNetworkError", "The client socket has timed out", "late.py:2"),
     "cpp_abort": ("std::runtime_error", "lost device 3", "cpp_abort.py:4 in step"),
     "cuda_assert": ("torch.AcceleratorError", "CUDA error: device-side assert triggered\nSearch", "failure.py:32"),
@@ -46,7 +46,7 @@ CAPTURED: dict[str, tuple[str, str, str] | None] = {
     "gloo_peer_failed": ("RuntimeError", "[/__w/", "gloo_peer.py:14"),
     "gloo_peer_killed": ("RuntimeError", "[/__w/", "gloo_peer.py:14"),
     "gloo_timeout": ("RuntimeError", "[/__w/", "gloo_peer.py:14"),
-    "group": ("ExceptionGroup", "loading failed (2 sub-exceptions)", "group.py:12 in main"),
+    "group": ("OSError", "[Errno 5] Input/output error", "group.py:4 in two"),
     "handled": None,
     "handled_then_exit": None,
     "indentation_error": ("IndentationError", "expected an indented block", "indentation_error.py:3"),
@@ -121,23 +121,6 @@ def test_an_exception_that_a_pool_raises_again_keeps_its_first_place() -> None:
     exception = parsed("pool")
     assert exception.cause == ""
     assert exception.lines[-2:] == ('    raise ValueError("bad shard")', "ValueError: bad shard")
-
-
-def test_an_exception_group_tells_its_members() -> None:
-    """Each member has a line, and the first is the cause."""
-    exception = parsed("group")
-    assert exception.cause == "ValueError: shard 3 is empty"
-    assert exception.lines[-2:] == ("  | ValueError: shard 3 is empty", "  | OSError: [Errno 5] Input/output error")
-
-
-def test_what_followed_from_an_exception_group_names_it() -> None:
-    """A group may be what another exception was raised from."""
-    group = captured("group").rstrip("\n")
-    assert parse(group) == ("ExceptionGroup", "loading failed (2 sub-exceptions)", "group.py:12 in main")
-    chain = "\n\nThe above exception was the direct cause of the following exception:\n\n"
-    exception = parse_exception(group + chain + TRACEBACK + "SystemError: gave up\n")
-    assert exception is not None
-    assert exception.cause == "ExceptionGroup: loading failed (2 sub-exceptions)"
 
 
 def test_the_lines_of_a_traceback_come_without_markers_and_prefixes() -> None:
@@ -231,10 +214,6 @@ def test_a_frame_behind_a_dot_of_progress_has_its_place() -> None:
         ("SyntaxError: said in a log\n", None),
         ("step 1\nSyntaxError: said in a log\n", None),
         ("  + Exception Group Traceback (most recent call last):\n  |   cut\n", None),
-        (
-            "  + Exception Group " + TRACEBACK.replace("\n", "\n  | ") + "ExceptionGroup: x (1 sub-exception)\n",
-            "ExceptionGroup",
-        ),
         ("Fatal Python error: init_fs_encoding: no encodings\n", "Fatal Python error"),
         ("", None),
         ("\x00\xff" * 100, None),

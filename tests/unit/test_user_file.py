@@ -17,8 +17,6 @@ from elastic_run.cli.request import _read_token
 from elastic_run.diagnosis.dumps import find_dumps
 from elastic_run.files import explain_denial, read_user_file
 from elastic_run.notices import UsageError
-from elastic_run.rendezvous import RendezvousParameters
-from elastic_run.rendezvous.handler import create_handler
 from elastic_run.report.failure_rules import read_rules
 from elastic_run.report.job_history import read_logs
 
@@ -42,9 +40,6 @@ def test_a_pipe_without_a_writer_is_an_error(pipe: str) -> None:
         read_rules(pipe)
     with pytest.raises(UsageError, match=r"^--rdzv-token-file: .* can't be read: nothing was written to this pipe$"):
         _read_token(pipe, {})
-    settings = {"user": "x", "password_file": pipe}
-    with pytest.raises(ValueError, match=r"password_file=.*: nothing was written to this pipe$"):
-        create_handler(RendezvousParameters("etcd-v3", "a:1", "job", 2, 2, **settings))
     with pytest.raises(OSError, match="nothing was written to this pipe"):
         read_logs(pipe)
     assert find_dumps([pipe]).problems == (f"{pipe!r}: left out: nothing was written to this pipe",)

@@ -9,8 +9,9 @@ import pytest
 
 from elastic_run.core.job.codec import from_document, to_message
 from elastic_run.core.job.coordination import describe_wait
-from elastic_run.core.job.documents import RoundEnd, WaitStatus
+from elastic_run.core.job.documents import RoundEnd
 from elastic_run.core.job.founding import MAJORITY
+from elastic_run.core.job.node_status import WaitStatus
 from elastic_run.core.job.state import BROKEN, GATHERING, RUNNING, MayFound
 from elastic_run.records import replace
 from elastic_run.rendezvous.events import Notice

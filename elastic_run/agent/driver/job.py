@@ -10,7 +10,6 @@ import socket
 import sys
 import threading
 
-from elastic_run import __version__
 from elastic_run.agent.script_name import find_script_file, name_script
 from elastic_run.agent.worker_launch import assign_ranks
 from elastic_run.cluster.torch_devices import find_torch_version
@@ -365,7 +364,6 @@ def make_setup(spec: WorkerSpec, options: AgentOptions, *, shows_waiting: bool) 
         role=spec.role,
         preferred_rank=node_config.preferred_rank,
         location=node_config.location,
-        version=__version__,
         script=name_script(spec.entrypoint, spec.args),
         machine=find_machine_name(os.environ),
         torch="" if is_other else find_torch_version(sys.path),

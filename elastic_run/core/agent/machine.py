@@ -14,8 +14,7 @@ Rules
 - In a job of several nodes the agent decides on none of this (`follows_job`): it tells the job what became of its
   round, waits (again `JOINING`), and does what the job has decided. A signal is its own: it leaves.
 - `TRANSITIONS` is the machine: for each state and event the function that answers, and the states that may follow. A
-  step that isn't in it raises. docs/architecture.md draws it from here. The file is longer than others so that the
-  table and its functions can be read in one piece.
+  step that isn't in it raises. docs/architecture.md draws it from here.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ to save a checkpoint still needs them. So within the one grace period of a stop
 - shortly before the end, workers that still run are asked for their stacks;
 - at the end, or when the user hurries, everything left gets SIGKILL;
 - a process that was sent SIGKILL may take minutes to end, because it gives back its memory first: the agent waits while
-  it runs, or while its memory shrinks. A process that sleeps for `KILL_WAIT` without progress is in
-  uninterruptible sleep: the agent reports it and does not wait for it. After `KILL_LIMIT` the agent waits for none.
+  it makes progress. A process that sleeps for `KILL_WAIT` without progress is in uninterruptible sleep.
 """
 
 from __future__ import annotations

@@ -18,10 +18,11 @@ thread only.
 from __future__ import annotations
 
 import re
+from signal import SIGKILL, SIGUSR1, SIGUSR2, Signals
 
 from elastic_run.contract import HANG
 from elastic_run.core.failure.job_result import Cause
-from elastic_run.core.failure.root_cause import FATAL_ERROR, has_equal_error, has_lost_rank, is_secondary
+from elastic_run.core.failure.root_cause import has_equal_error, has_lost_rank, is_secondary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,8 +150,18 @@ def _own_failure(root: WorkerEnd, result: JobResult, rules: Sequence[Rule]) -> C
         return Cause(kind, ranks, confidence, why, result.rule.help)
     if kind == OOM_KILL:
         return Cause(kind, ranks, confidence, why, _OOM[confidence][1])
-    rule = find_rule(rules, said, OWN_ADDRESS if meets_elsewhere else kind)
-    return Cause(kind, ranks, confidence, why, help_against_end(root) if rule is None else rule.help)
+    rule = find_rule(rules, f"{said}\n{_describe_end(root)}", OWN_ADDRESS if meets_elsewhere else kind)
+    return Cause(kind, ranks, confidence, why, "" if rule is None else rule.help)
+
+
+def _describe_end(end: WorkerEnd) -> str:
+    """Return how a worker ended, in the words of the rules for ends that say nothing but their number."""
+    if end.signal is None:
+        return f"ended with exit code {end.exitcode}"
+    name = {each.value: each.name for each in Signals}.get(end.signal, str(end.signal))
+    if end.signal == SIGKILL and end.oom_kills is not None and end.oom_kills.machine == 0:
+        return f"ended by {name}, without a kill by the OOM killer"
+    return f"ended by {name}{', passed on' if end.signal in (SIGUSR1, SIGUSR2) and end.remark else ''}"
 
 
 def _classify(root: WorkerEnd) -> tuple[str, str, tuple[str, ...]]:
@@ -230,30 +241,7 @@ def is_gpu_defect(line: str) -> bool:
     return found is not None and int(found[1]) in _DEFECTS
 
 
-# --- hints for an end that says nothing but its number ----------------------------------------------------------------
-SIGHUP, SIGINT, SIGILL, SIGABRT, SIGBUS, SIGKILL, SIGSEGV, SIGPIPE, SIGTERM = 1, 2, 4, 6, 7, 9, 11, 13, 15
-SIGUSR1, SIGUSR2 = 10, 12
-SIGXCPU, SIGXFSZ, SIGSYS = 24, 25, 31
-
-_SIGNALS: dict[int, str] = {
-    SIGBUS: (
-        "SIGBUS most often means that /dev/shm is full: run the container with --ipc=host or a larger "
-        "--shm-size, or use fewer DataLoader workers. Another cause is that a mapped file was truncated."
-    ),
-    SIGSEGV: (
-        "Native code crashed. PYTHONFAULTHANDLER=1 makes Python show where; a library built for another "
-        "version of PyTorch or CUDA is the usual reason."
-    ),
-    SIGABRT: "Native code aborted; its last lines are above. PYTHONFAULTHANDLER=1 makes Python show where.",
-    SIGILL: "The program was built for another CPU: install a build for this machine.",
-    SIGTERM: "elastic-run did not send SIGTERM: the scheduler (preemption, time limit) or a person did.",
-    SIGINT: "elastic-run did not send SIGINT: another program or a person did.",
-    SIGHUP: "elastic-run did not send SIGHUP: a terminal was closed, or the scheduler sent it.",
-    SIGPIPE: "The worker wrote to a pipe whose reader has ended.",
-    SIGXCPU: "The worker's limit of CPU time is used up: look at `ulimit -t` and the scheduler's limits.",
-    SIGXFSZ: "The worker wrote a file larger than allowed: look at `ulimit -f`.",
-    SIGSYS: "The worker made a system call that the sandbox forbids: look at the container's seccomp profile.",
-}
+# --- hints for causes that no rule is for -----------------------------------------------------------------------------
 #: A kill by the OOM killer, by how far it is proved: what the report says of it, and what helps.
 _OOM = {
     CERTAIN: (
@@ -265,44 +253,7 @@ _OOM = {
         "Use less memory, or ask for more. To be sure: `dmesg | grep -i oom`",
     ),
 }
-_OTHER_KILL = (
-    "The kernel's OOM killer did not do this: the scheduler, the container's runtime, a limit of CPU time "
-    "(`ulimit -Ht`) or a person sent SIGKILL."
-)
-_UNKNOWN_KILL = (
-    "The kernel's OOM killer, the scheduler or a person sent SIGKILL: `dmesg | grep -i oom` shows whether it was "
-    "the kernel."
-)
 _LOG_DISK_FULL = (
     "The disk of the log directory is full, and a worker whose output is redirected there fails when it prints: "
     "`df -h` shows the disk, --log-dir chooses another."
 )
-_WARNINGS = {SIGUSR1: "SIGUSR1", SIGUSR2: "SIGUSR2"}
-_PASSED_ON = (
-    "The script has no handler for this signal: install one, or leave the signal out of --forward-signals and "
-    "--scale-up-signal."
-)
-_WARNED = (
-    "elastic-run did not send {name}, and the script has no handler for it: the scheduler sent it as a warning before "
-    "a limit (Slurm: --signal=B:… warns only the batch script), or a person did."
-)
-_CODES: dict[int, str] = {
-    126: (
-        "The system refused to execute a program that the worker ran: make it executable with `chmod +x`, or check "
-        "whether its file system is mounted noexec."
-    ),
-    127: "A program that the worker ran was not found: check PATH and the names in the script.",
-}
-
-
-def help_against_end(end: WorkerEnd) -> str:
-    """Return what helps against the way in which a worker ended."""
-    if end.signal == SIGKILL:
-        return _OTHER_KILL if end.oom_kills is not None and end.oom_kills.machine == 0 else _UNKNOWN_KILL
-    if end.signal == SIGSEGV and end.exception is not None and end.exception.type == FATAL_ERROR:
-        return "Native code crashed below that line: a library built for another PyTorch or CUDA is the usual reason."
-    if end.signal in _WARNINGS:
-        return _PASSED_ON if end.remark else _WARNED.format(name=_WARNINGS[end.signal])
-    if end.signal is not None:
-        return _SIGNALS.get(end.signal, "")
-    return _CODES.get(end.exitcode, "")

@@ -15,8 +15,8 @@ Rules
   And processor time at the same stack may be a spinning wait, or an endless loop of a data loader: where the recorder
   says that a collective is open it counts for nothing, and elsewhere, while another rank waits, for `_SPIN` times as
   long as no progress would. Reads and writes count without end.
-- The job hangs when every rank that runs has been still for the timeout. One rank with progress is enough for none.
-- If the observer itself did not run, it has seen nothing: all begins anew.
+- The job hangs when every rank that runs has been still for the timeout. If the observer itself did not run, it has
+  seen nothing: all begins anew.
 - `auto`: the timeout is `_RHYTHM` times the longest stillness of this round that ended by itself, at least `FLOOR`.
 - An exception that a worker itself reports has ended its main thread (see `worker_start`), so the agent may count the
   worker as failed, though its process lives on. A traceback on stderr may be of one that the program has handled.

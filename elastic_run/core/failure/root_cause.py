@@ -8,9 +8,8 @@ often they are the ones that shout. So failures are ranked before they are order
 3. a connection that was lost: to a rank, or one of the program's own, to a database or for its data;
 4. what torch says of a lost rank: a connection of its own that was lost, a collective or a store that timed out.
 
-A worker that the agent had already told to stop is no cause, with one exception: where nothing but consequences is left
-and a stopped worker ended with an exception of its own, that one was first (its interpreter was still going down).
-A secondary failure without any other failure counts as the cause.
+A worker that the agent had already told to stop is no cause, but for `find_hidden_cause`. A secondary failure without
+any other failure counts as the cause.
 
 Sources of the words about a lost peer: the messages of torch 2.13's TCPStore, ProcessGroupNCCL and gloo, read in its
 source or made by killing a peer, and those of older releases in public issue threads.

@@ -1,21 +1,16 @@
 """Stacks of workers: what faulthandler writes as records, the place of each rank, and the ranks at the same place.
 
-Source of the format: Python/traceback.c of CPython 3.9 to 3.14. The text has no end, only the next thread or nothing.
-Threads are listed from the newest to the oldest, so the main thread comes last. Of more than 100 threads, or frames of
-a thread, Python writes three dots in place of the rest, and the main thread is left out then.
+Source of the format: Python/traceback.c of CPython 3.9 to 3.14. Threads are listed from the newest to the oldest, the
+main thread last. Of more than 100 threads, or frames of a thread, Python writes three dots in place of the rest.
 
-Rules
 - The place of a rank is the innermost frame of the user's program in its main thread. Python's own modules, installed
   packages and elastic-run are not the user's program; if nothing else is there, the innermost frame counts.
 - Where that frame has called a library, the place is named after the function that it called: `all_reduce`, `backward`.
   Where a library has called a collective, such as a trainer, the place is named after the collective; where it waits
   for torch's DataLoader, after that: `__next__` would say nothing.
-- Ranks that wait for others come first, then the larger group: the odd one out comes last.
 - A rank in a collective waits: NCCL spins and gloo sleeps, so processor time does not show it. So does a rank whose
   innermost call is in `torch.distributed`, except in parts that compute (a model in FSDP) or write (a checkpoint), or
   in DistributedDataParallel's own file, whose functions in C++ communicate.
-- The rank to look at is one that has failed and lives; then one whose main thread has ended; then any that does not
-  wait for others.
 """
 
 from __future__ import annotations

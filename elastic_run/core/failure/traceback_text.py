@@ -7,8 +7,7 @@ on, where the program chose an exit code of its own and wrote on, or where it wa
 exception would be blamed, and the last lines of stderr say more.
 
 Exit code 1 is Python's for an uncaught exception. There the last block is returned, whatever follows: other threads,
-exit handlers and child processes may write any amount. It isn't certain then, and marked so. An exception whose name
-stands in no whole line, because another thread wrote into the line, is not found.
+exit handlers and child processes may write any amount. It isn't certain then, and marked so.
 
 A prefix that a writer puts before each line, such as `[rank0]: `, is taken off, and lines without it are another
 writer's. Where there is no prefix, lines that can't belong to a traceback are passed over.
@@ -141,11 +140,9 @@ _PREFIX_WAIT = 50
 FOREIGN_PATHS = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "<frozen", "<string>")
 _LEVELS = frozenset(("CRITICAL", "DEBUG", "ERROR", "FATAL", "INFO", "NOTE", "NOTICE", "TRACE", "WARN", "WARNING"))
 
-#: The first line of a traceback. Python writes it, also for a group of exceptions; torch writes it for an exception of
-#: another process ("Original Traceback"); the package rich draws a box around it.
-HEADER = re.compile(
-    r"^(?P<prefix>.*?)(?P<group>\+ Exception Group )?(?:Original )?Traceback \(most recent call last\)(?::|\s─+╮)?\s*$"
-)
+#: The first line of a traceback. torch writes it for an exception of another process ("Original Traceback"), Python for
+#: each member of a group, of which the last one counts; the package rich draws a box around it.
+HEADER = re.compile(r"^(?P<prefix>.*?)(?:Original )?Traceback \(most recent call last\)(?::|\s─+╮)?\s*$")
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+)(?:,? in (?P<name>.+))?$')
 _RICH_FRAME = re.compile(r"^│ (?P<file>\S[^│]*?):(?P<line>\d+) in (?P<name>\S+)")
 _MARKER = re.compile(r"^\s+[~^]+\s*$")
@@ -228,8 +225,7 @@ def _read_block(lines: list[str], index: int) -> Block | None:
     line = lines[index]
     header = HEADER.match(line)
     if header is not None:
-        read = _read_group if header["group"] else _read_traceback
-        return read(lines, index, header["prefix"])
+        return _read_traceback(lines, index, header["prefix"])
     if line.startswith("Fatal Python error: "):
         return _read_fatal(lines, index)
     terminate = _TERMINATE.search(line)
@@ -312,35 +308,6 @@ def _read_message(rows: _Rows) -> tuple[list[str], bool]:
 
 def _is_ambiguous(line: str) -> bool:
     return bool(line.strip()) and not line[0].isspace() and not _TRACE_OF_CPP.match(line)
-
-
-def _read_group(lines: list[str], start: int, prefix: str) -> Block | None:
-    """Read an exception group: its own frames, then one line for each exception in it."""
-    rows = _Rows(lines, start, prefix)
-    body: list[str] = []
-    for row in rows:
-        if row.lstrip()[:1] not in ("|", "+"):
-            break
-        body.append(row)
-        rows.take()
-    own = [row[2:] for row in body if row.startswith("|")]
-    block = _read_traceback(["Traceback (most recent call last):", *own], 0, "")
-    if block is None:
-        return None
-    members = [row.strip(" |") for row in body if not row.startswith(("|", "+"))]
-    found = [member for member in members if _is_member(member)]
-    exception = block.exception
-    exception.lines = (*exception.lines, *(f"  | {member}" for member in found))[-_LINES_LIMIT:]
-    exception.cause = found[0] if found else ""
-    # What follows is not indented as the group is.
-    following = (line.removeprefix(prefix.rstrip()).strip() for line in lines[rows.end :])
-    is_chained = _CHAIN.match(next((line for line in following if line), "")) is not None
-    return Block(start, rows.end, exception, is_chained=is_chained)
-
-
-def _is_member(line: str) -> bool:
-    found = _EXCEPTION.match(line)
-    return found is not None and _is_exception(found, is_adjacent=False)
 
 
 def _read_fatal(lines: list[str], start: int) -> Block:

@@ -3,21 +3,11 @@
 `decide(job, events, now=, jitter=)` takes in what has happened, and `make_order(job, node)` says what a node shall do
 after it. The driver sends each node its order when it differs from the order that the node was sent last.
 
-A round
 - gather -> propose -> start -> (warn) -> halt -> every member has ended -> settle: restart, change of members, or end.
 - A proposal starts when all its members have accepted it. It is abandoned when one of them is away; the next one has a
-  higher number.
-- The round has started when the first `start` is sent, whatever arrives. A node starts workers on `start` alone.
+  higher number. The round has started when the first `start` is sent, whatever arrives.
 - A coordinator that takes over adopts the newest round that has surely started (`founding`), and waits two leases for
   its members. If all of them come, the round runs on.
-
-Nodes
-- The end of a connection that agent and guardian hold together proves that nothing of the node lives: `ENDED`. A node
-  that did not answer within the lease is `SILENT`. Any other end of a connection leaves the node away: it may come back
-  within the lease, and nothing happens.
-- A node that has promised to follow a higher coordinator makes this one take a higher term.
-
-Leases
 - A coordinator whose lease was not renewed in time starts nothing, and the round that runs goes on. It starts what all
   have accepted when the lease is renewed, and steps down when another node holds it.
 """
@@ -30,9 +20,10 @@ from types import MappingProxyType
 from elastic_run.core.config import JobConfig
 from elastic_run.core.job import documents
 from elastic_run.core.job.codec import encode, to_message
-from elastic_run.core.job.documents import IDLE, JobMemory, NodeState, Order, Promise, WaitStatus
+from elastic_run.core.job.documents import IDLE, JobMemory, NodeState, Order, Promise
 from elastic_run.core.job.founding import LEASE, ONLY_ONE, describe_majority, find_base, list_dead
 from elastic_run.core.job.node_changes import NodeChanges, describe_misfit
+from elastic_run.core.job.node_status import WaitStatus
 from elastic_run.core.job.ranks import counts_at, describe_missing_ranks, find_disputes
 from elastic_run.core.job.restart_policy import UNHEALTHY
 from elastic_run.core.job.round_ending import (

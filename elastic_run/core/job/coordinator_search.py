@@ -2,17 +2,7 @@
 
 The driver gives each fact to `decide(discovery, fact, now, standing=)`, performs the actions that come back, in order,
 and gives what came of them as the next fact. The first fact is None, as at the time of `WaitUntil` and whenever the
-standing of its coordinator changes.
-
-| action | what the driver does | fact that follows |
-|---|---|---|
-| `Ask(endpoint)` | asks the agent there what it is; for `LEASE_STORE`, reads the lease | `Answer` |
-| `Follow(endpoint)` | says its state there, on the connection that has answered | `CoordinatorLost` when it ends |
-| `AcquireLease(instead_of)` | acquires the lease if nobody holds it, or if this node does | `Answer` of `LEASE_STORE` |
-| `BecomeCoordinator` | begins a `Job`, which reads its node first | `CoordinatorLost` when it is over |
-| `MayFound()` | gives this event to its job | |
-| `StepDown(to)` | gives this event to its job | none: `Follow` comes next |
-| `WaitUntil(at)` | waits for other facts, or for this time | None |
+standing of its coordinator changes. `MayFound` and `StepDown` are given to this agent's own job as they are.
 
 - One endpoint (static too): the agent that serves it coordinates, and the others ask it until it does.
 - Several endpoints: an agent asks one after another, and follows the first that coordinates or that it is redirected
@@ -94,28 +84,28 @@ class CoordinatorLost:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the agent at an endpoint for its role, or the lease store for the holder."""
+    """Ask the agent at an endpoint for its role, or the lease store for the holder; an `Answer` follows."""
 
     endpoint: str
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Follow the agent that has answered at this endpoint: it coordinates."""
+    """Follow the agent that has answered at this endpoint, until `CoordinatorLost`: it coordinates."""
 
     endpoint: str
 
 
 @dataclass(frozen=True, slots=True)
 class AcquireLease:
-    """Acquire the lease if nobody holds it, or `instead_of`: a node that is surely dead, or this one."""
+    """Acquire the lease if nobody holds it, or `instead_of`, a dead node or this one; an `Answer` follows."""
 
     instead_of: str
 
 
 @dataclass(frozen=True, slots=True)
 class BecomeCoordinator:
-    """Coordinate; `dead` is the coordinator before, if it is surely dead, `silent` if it was silent for a lease."""
+    """Begin a `Job`, until `CoordinatorLost`; told if the coordinator before is `dead` or `silent`."""
 
     dead: str
     silent: str = ""
@@ -165,7 +155,7 @@ def begin(node: str, endpoints: tuple[str, ...], own: str, lease: float) -> Disc
 def compute_node_standing(member: Member) -> int:
     """Return how much an agent knows that does not coordinate."""
     # A proposal that the node has accepted forbids nothing: its coordinator may have abandoned it.
-    knows = member.started is not None or any(one.parent is not None for one, _ in member.accepted)
+    knows = member.started is not None or any(one.parent is not None for one in member.accepted)
     return KNOWS_ROUND if knows else KNOWS_NOTHING
 
 

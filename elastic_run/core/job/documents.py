@@ -89,7 +89,6 @@ class NodeInfo:
     local_world_size: int  # Workers on it
     role: str = "default"  # Their role
     preferred_rank: int | None = None  # The group rank that its user asked for, or None
-    version: str = ""  # Its release of elastic-run, for display
     serves_store: bool = False  # Whether the job's store lives in its agent: where the store is gone, so is the node
     #: What its workers run, by a name that is the same on all nodes of its role; "" where it isn't told
     script: str = ""
@@ -342,13 +341,13 @@ class NodeState:
     def __post_init__(self) -> None:
         _check_word("NodeState.phase", self.phase, NODE_PHASES)
 
-    def has_seat(self, round: Round) -> bool:  # noqa: A002 - the project's word
+    def has_seat(self, one: Round) -> bool:
         """Whether the node is a member of a round, as far as it knows."""
-        return self.started == round or self.has_accepted(round)
+        return self.started == one or self.has_accepted(one)
 
-    def has_accepted(self, round: Round) -> bool:  # noqa: A002 - ditto
+    def has_accepted(self, one: Round) -> bool:
         """Whether the node has accepted the proposal of a round, and has started no newer one."""
-        return any(proposal.round == round for proposal in self.accepted)
+        return any(proposal.round == one for proposal in self.accepted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,22 +373,3 @@ class Order:
 
     def __post_init__(self) -> None:
         _check_word("Order.phase", self.phase, ORDER_PHASES)
-
-
-@dataclass(frozen=True, slots=True)
-class WaitStatus:
-    """Which nodes are there, for the lines of a node that waits; it asks for this, with a message of its own."""
-
-    phase: str  # Of the job
-    round: int  # The last round that was formed, 0 for none
-    min_nodes: int
-    max_nodes: int
-    present: int  # The number of nodes there
-    hosts: tuple[str, ...]  # Their host names, or ranges of them, while nodes are waited for; otherwise none
-    lost: tuple[str, ...]  # What happened to those that are missing, or why they were refused, a clause each
-    #: Until the job ends for want of nodes, or starts with those that are there; None if neither
-    seconds_left: float | None
-    #: How many nodes of an earlier round, or which fixed node ranks, are needed before a round may form; "" if no node
-    #: in particular is
-    missing: str = ""
-    starts: bool = False  # Whether the job starts after `seconds_left`

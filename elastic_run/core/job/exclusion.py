@@ -2,10 +2,8 @@
 
 Rules
 - An incident is a failure of a round whose likeliest cause is one node's. If only consequences of it are known, it is
-  nobody's.
-- N incidents of a machine within PERIOD (``--exclude-after=N/PERIOD``) exclude it. An exit code of
-  ``--exclude-exit-codes`` does so at once, and that failure takes no restart.
-- So does a failure for which a rule of ``--failure-rules`` decides ``exclude``.
+  nobody's. N incidents of a machine within PERIOD (``--exclude-after=N/PERIOD``) exclude it. An exit code of
+  ``--exclude-exit-codes``, or a rule of ``--failure-rules``, does so at once, and that failure takes no restart.
 - Chance is no evidence. Where failures are frequent, N of them hit a good node now and then. So they count only if
   chance brings so many, so close together, to one node in at most one of as many cases as the job has nodes. The
   machines that failed within PERIOD give the rate. Two failures: no longer apart than PERIOD divided by their number.
@@ -140,8 +138,7 @@ def exclude(job: Job, root: Root, judgement: Judgement, now: float) -> Job:
 def find_exclusion(job: Job, config: JobConfig, node: Node, now: float) -> Exclusion | None:
     """Return why the machine of a node that joins may not, or None."""
     machine = _name_machine(node)
-    found = [one for one in job.exclusions if one.machine == machine and _is_recent(one.at, config, now)]
-    return found[0] if found else None
+    return next((one for one in job.exclusions if one.machine == machine and _is_recent(one.at, config, now)), None)
 
 
 def _find_rates(job: Job, period: float | None, machines: int) -> tuple[float, float]:

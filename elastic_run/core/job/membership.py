@@ -9,27 +9,17 @@
 
 from __future__ import annotations
 
-from elastic_run.core.config import describe_settled
 from elastic_run.core.job import documents
 from elastic_run.core.job.documents import NodeState, Promise, RoundEnd
 from elastic_run.core.job.restart_policy import STOPPED
-from elastic_run.records import dataclass, replace
+from elastic_run.records import dataclass, fields, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import TypeAlias
 
-    from elastic_run.core.config import JobConfig
-    from elastic_run.core.job.documents import (
-        Assignment,
-        End,
-        JobMemory,
-        NodeInfo,
-        Order,
-        Proposal,
-        Round,
-        StoreAddress,
-    )
+    from elastic_run.core.job.documents import Assignment, End, Order, Proposal, Round, StoreAddress
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -90,13 +80,6 @@ class Formed:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """Tell the user: these values of the node have no effect, since the job's first node has settled them."""
-
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
 class Warned:
     """Tell the agent: the round's workers will be stopped for a change of membership."""
 
@@ -136,57 +119,30 @@ class Search:
 
 if TYPE_CHECKING:
     Event: TypeAlias = Connected | OrderRead | WorkersFailing | WorkersGone | Leaving | CutOff
-    Command: TypeAlias = Formed | Warned | Halted | Refused | Settled | Ended | Search
+    Command: TypeAlias = Formed | Warned | Halted | Refused | Ended | Search
     Decision: TypeAlias = tuple["Member", tuple[Command, ...]]
 
 
 # --- the node --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A node as it knows itself; the fields of `NodeState` mean the same here."""
+class Member(NodeState):
+    """A node as it knows itself: what it tells its coordinator, and what follows from that for its agent."""
 
-    node: str
-    node_info: NodeInfo
-    config: JobConfig  # The job's configuration: its user's, then the job's
-    store_address: StoreAddress
-    promise: Promise = Promise()
-    started: Round | None = None
     place: Assignment | None = None  # Its assignment in the round that it has started last, or None
-    accepted: tuple[tuple[Proposal, Assignment], ...] = ()  # Its accepted proposals, each with its assignment
-    phase: str = documents.IDLE
+    places: tuple[Assignment, ...] = ()  # Its assignments in the rounds of the proposals that it has accepted
     is_warned: bool = False  # Whether its workers were told that the round will be stopped
-    is_failing: bool = False
-    is_secondary: bool = False
-    ended: RoundEnd | None = None
-    leaving: Leaving | None = None
-    memory: JobMemory | None = None  # The newest memory of the job
-    memory_at: float = 0.0  # When it came
+    memory_at: float = 0.0  # When the memory of the job came
     is_over: bool = False  # Whether nothing follows
 
 
 def make_state(member: Member, now: float, *, is_first: bool, dead: str = "") -> NodeState:
     """Return what the node tells its coordinator; only the first document on a connection has the memory of the job."""
-    memory, leaving = member.memory if is_first else None, member.leaving or Leaving("")
-    rounds = [proposal.round for proposal, _ in member.accepted] + ([] if member.started is None else [member.started])
-    return NodeState(
-        node=member.node,
-        node_info=member.node_info,
-        config=member.config,
-        store_address=member.store_address,
-        promise=member.promise,
-        started=member.started,
-        rank=-1 if member.place is None else member.place.group_rank,
-        accepted=tuple(proposal for proposal, _ in member.accepted),
-        phase=member.phase,
-        is_failing=member.is_failing,
-        is_secondary=member.is_secondary,
-        ended=member.ended,
-        leaving=leaving.reason,
-        leaving_detail=leaving.detail,
-        memory=None if memory is None else replace(memory, age=memory.age + now - member.memory_at),
-        known_round=max((one.number for one in rounds), default=0),
-        dead=dead,
-    )
+    memory = member.memory if is_first else None
+    memory = None if memory is None else replace(memory, age=memory.age + now - member.memory_at)
+    rounds = [proposal.round for proposal in member.accepted] + ([] if member.started is None else [member.started])
+    known_round = max((one.number for one in rounds), default=0)
+    state = NodeState(**{field.name: getattr(member, field.name) for field in fields(NodeState)})
+    return replace(state, memory=memory, known_round=known_round, dead=dead)
 
 
 def decide(member: Member, event: Event, now: float) -> Decision:  # noqa: PLR0911 - one for each event
@@ -198,7 +154,7 @@ def decide(member: Member, event: Event, now: float) -> Decision:  # noqa: PLR09
     if isinstance(event, OrderRead):
         return _obey(member, event.order, now)
     if isinstance(event, Leaving):
-        return replace(member, leaving=event), ()
+        return replace(member, leaving=event.reason, leaving_detail=event.detail), ()
     if isinstance(event, CutOff):
         return _halt(member, documents.FENCED, f"no answer for {event.seconds:.0f} s")
     if member.started is None or event.round != member.started.number or member.phase == documents.IDLE:
@@ -219,9 +175,9 @@ def _obey(member: Member, order: Order, now: float) -> Decision:  # noqa: PLR091
         return replace(member, is_over=True), (Refused(order.detail, order.reason),)
     if order.phase == documents.END and order.end is not None:
         return replace(member, is_over=True), (Ended(order.end),)
-    if order.phase == documents.SEARCH and member.leaving is not None:
+    if order.phase == documents.SEARCH and member.leaving:
         return member, (Search(order.to),)  # the next coordinator is to hear of it too
-    if member.leaving is not None:
+    if member.leaving:
         return member, ()
     if order.phase == documents.SEARCH:
         member, commands = _halt(member, order.reason, order.detail) if order.reason else (member, ())
@@ -241,25 +197,32 @@ def _accept(member: Member, order: Order) -> Member:
         return member  # another store listens there by now: the coordinator reads of it in this node's state
     if member.started is not None and proposal.round.order <= member.started.order:
         return member
-    if any(one.round == proposal.round for one, _ in member.accepted):
+    if member.has_accepted(proposal.round):
         return member
     # Of one coordinator's older proposals, the parent alone may have started.
     coordinator, parent = proposal.round.coordinator, proposal.parent
-    kept = [pair for pair in member.accepted if pair[0].round.coordinator != coordinator or pair[0].round == parent]
-    return replace(member, accepted=(*kept, (proposal, place)))
+    kept = [one for one in member.accepted if one.round.coordinator != coordinator or one.round == parent]
+    return _keep(replace(member, places=(*member.places, place)), [*kept, proposal])
+
+
+def _keep(member: Member, accepted: Sequence[Proposal]) -> Member:
+    """Return a node that has accepted these proposals since its last round."""
+    rounds = {one.round.round_id for one in accepted}
+    places = tuple(place for place in member.places if place.round_id in rounds)
+    return replace(member, accepted=tuple(accepted), places=places)
 
 
 def _follow_round(member: Member, started: Round, order: Order) -> Decision:
     commands: list[Command] = []
     if member.started != started:
-        place = next((place for proposal, place in member.accepted if proposal.round == started), None)
-        if place is None or member.phase != documents.IDLE:
+        place = next((place for place in member.places if place.round_id == started.round_id), None)
+        if place is None or member.phase != documents.IDLE or not member.has_accepted(started):
             return member, ()  # never accepted here: the coordinator has not read this node's state yet
         member = replace(
-            member,
+            _keep(member, [one for one in member.accepted if one.round.order > started.order]),
             started=started,
+            rank=place.group_rank,
             place=place,
-            accepted=tuple(pair for pair in member.accepted if pair[0].round.order > started.order),
             is_warned=False,
             is_failing=False,
             is_secondary=False,
@@ -268,9 +231,7 @@ def _follow_round(member: Member, started: Round, order: Order) -> Decision:
             return replace(member, ended=RoundEnd(STOPPED)), ()
         member = replace(member, phase=documents.RUNS, ended=None)
         if place.config is not None:
-            detail = describe_settled(place.config, member.config)
             member = replace(member, config=place.config)
-            commands += [Settled(detail)] if detail else []
         commands.append(Formed(place))
     if order.phase == documents.WARN and member.phase == documents.RUNS and not member.is_warned:
         member = replace(member, is_warned=True)

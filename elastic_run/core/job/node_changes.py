@@ -33,7 +33,8 @@ from elastic_run.records import replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from elastic_run.core.config import JobConfig
-    from elastic_run.core.job.documents import NodeInfo, NodeState, RoleScript, Round, RoundEnd
+    from elastic_run.core.job.documents import NodeState, RoleScript, Round, RoundEnd
+    from elastic_run.core.job.state import Root
 
 _CLAUSES = {
     outcomes.BY_SIGNAL: "was told to stop",
@@ -126,7 +127,7 @@ class NodeChanges:
             self._set(refusals=(*self._job.refusals, Refusal(state.node, exclusion.reason, outcomes.EXCLUDED)))
         self._nodes[state.node] = replace(
             node,
-            node_info=_keep(state.node_info),
+            node_info=replace(state.node_info, script_file=None),  # it is kept once for its role
             store_address=state.store_address,
             has_other_config=state.config != config,
             is_away=False,
@@ -205,16 +206,13 @@ class NodeChanges:
         ends = end.ends
         if ends is not None:
             ends = replace(ends, stuck=ends.stuck[:MOST_STUCK], errors=ends.errors[:MOST_ERRORS])
-        node = replace(node, outcome=end.outcome, is_suspecting=is_suspecting, ends=ends)
-        self._weigh(node, end)
-        return node
-
-    def _weigh(self, node: Node, end: RoundEnd) -> None:
-        """Keep what a node reports of a failure, if it is a likelier cause than what is known."""
         is_hidden = end.outcome == outcomes.STOPPED and end.report is not None
-        if end.outcome not in (outcomes.FAILED, outcomes.UNREACHABLE, outcomes.CANNOT_START) and not is_hidden:
-            return
-        root = read_report(node.node, end, node.failing if node.failing is not None else self._next_order())
+        if end.outcome in (outcomes.FAILED, outcomes.UNREACHABLE, outcomes.CANNOT_START) or is_hidden:
+            root = read_report(node.node, end, node.failing if node.failing is not None else self._next_order())
+            self._keep_likeliest(root, end, is_hidden=is_hidden)
+        return replace(node, outcome=end.outcome, is_suspecting=is_suspecting, ends=ends)
+
+    def _keep_likeliest(self, root: Root, end: RoundEnd, *, is_hidden: bool) -> None:
         if is_hidden:
             self._set(hidden=self._job.hidden or root)
         elif end.outcome == outcomes.CANNOT_START and self._job.ending is None:
@@ -271,11 +269,6 @@ def forget_place(gone: Gone) -> Gone:
     """Return a node that is gone without its place in the last round: another round is there now."""
     was = gone.was and replace(gone.was, is_member=False, rank=None)
     return replace(gone, was=was, is_told=True)
-
-
-def _keep(node_info: NodeInfo) -> NodeInfo:
-    """Return what the state keeps of a node: the script's file is kept once for its role."""
-    return node_info if node_info.script_file is None else replace(node_info, script_file=None)
 
 
 # --- nodes of another job --------------------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
 """The documents that nodes of a job exchange where somebody asks: their fields, and whether a document has them.
 
 docs/see-into-a-running-job.md says what they mean. A document of another node comes over the network: it is shown only
-where each field has its type. Unknown fields are passed over, so a newer release may add some.
-
-Each document names the round that its node runs or has run last, and the number of nodes of that round. From these the
-asker knows how many answers are missing. Spares also answer, and so do nodes without which the job went on: their
-documents name no round.
+where each field has its type. Each names the round that its node runs or has run last, and the number of nodes of that
+round, so that the asker knows how many answers are missing. Spares also answer; their documents name no round.
 """
 
 from __future__ import annotations
+
+from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,16 +17,13 @@ if TYPE_CHECKING:
     _Types: TypeAlias = Mapping[str, tuple[type, ...]]
 
 
-def _make_types(
-    *, texts: str = "", counts: str = "", numbers: str = "", flags: str = "", lists: str = "", nullable: str = ""
-) -> _Types:
-    """Return the types of each field, from names with spaces between them; a nullable field may be None as well."""
-    types: dict[str, tuple[type, ...]] = dict.fromkeys(texts.split(), (str,))
-    types |= dict.fromkeys(counts.split(), (int,))
-    types |= dict.fromkeys(numbers.split(), (int, float))
-    types |= dict.fromkeys(flags.split(), (bool,))
-    types |= dict.fromkeys(lists.split(), (list,))
-    return types | {name: (*types[name], type(None)) for name in nullable.split()}
+_KINDS: _Types = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "list": (list,)}
+
+
+def _make_types(fields: str) -> _Types:
+    """Return the types of each field, from texts such as `pid:int`; a field with `?` may be None as well."""
+    pairs = (field.split(":") for field in fields.split())
+    return {name: (*_KINDS[kind.rstrip("?")], *([type(None)] if "?" in kind else [])) for name, kind in pairs}
 
 
 #: A number from here up is garbage, and so are nan and infinity.
@@ -38,40 +34,28 @@ STATUS = "status"
 STACKS = "stacks"
 DRAIN = "drain"
 HANG = "hang"
-_ROUND = _make_types(texts="round_id", counts="round_nodes")
+_ROUND = _make_types("round_id:str round_nodes:int")
 _FIELDS: Mapping[str, tuple[_Types, _Types]] = {
     STATUS: (
         _make_types(
-            texts="host state program log_dir news",
-            counts="pid node_rank nodes round restart_count max_restarts world_size",
-            numbers="uptime round_uptime",
-            lists="workers",
-            nullable="node_rank nodes round_uptime world_size",
+            "host:str pid:int state:str program:str log_dir:str news:str node_rank:int? nodes:int? world_size:int? "
+            "round:int restart_count:int max_restarts:int uptime:float round_uptime:float? workers:list"
         ),
         _make_types(
-            texts="state last_line",
-            counts="rank local_rank pid exit_code",
-            numbers="cpu memory gpu gpu_memory silence",
-            nullable="pid exit_code cpu memory gpu gpu_memory silence",
+            "rank:int local_rank:int pid:int? state:str exit_code:int? last_line:str "
+            "cpu:float? memory:float? gpu:float? gpu_memory:float? silence:float?"
         ),
     ),
     STACKS: (
-        _make_types(texts="host", counts="pid", lists="workers"),
-        _make_types(texts="text problem details", counts="rank", numbers="silence", nullable="silence"),
+        _make_types("host:str pid:int workers:list"),
+        _make_types("rank:int text:str problem:str details:str silence:float?"),
     ),
-    DRAIN: (
-        _make_types(
-            texts="host asked", counts="pid node_rank", flags="is_leaving", lists="workers", nullable="node_rank"
-        ),
-        {},
-    ),
+    DRAIN: (_make_types("host:str pid:int node_rank:int? asked:str is_leaving:bool workers:list"), {}),
     HANG: (
-        _make_types(texts="host", counts="pid round", numbers="timeout age", lists="workers"),
+        _make_types("host:str pid:int round:int timeout:float age:float workers:list"),
         _make_types(
-            texts="function file problem",
-            counts="rank pid local_rank line",
-            numbers="same idle",
-            flags="waits is_waiting",
+            "rank:int pid:int local_rank:int function:str file:str line:int problem:str "
+            "same:float idle:float waits:bool is_waiting:bool"
         ),
     ),
 }
@@ -115,3 +99,22 @@ def _is_of(value: object, allowed: tuple[type, ...]) -> bool:
     if not isinstance(value, allowed):
         return False
     return not isinstance(value, (int, float)) or abs(value) < _BEYOND
+
+
+@dataclass(frozen=True, slots=True)
+class WaitStatus:
+    """Which nodes are there, for the lines of a node that waits."""
+
+    phase: str  # Of the job
+    round: int  # The last round that was formed, 0 for none
+    min_nodes: int
+    max_nodes: int
+    present: int  # The number of nodes there
+    hosts: tuple[str, ...]  # Their host names, or ranges of them, while nodes are waited for; otherwise none
+    lost: tuple[str, ...]  # What happened to those that are missing, or why they were refused, a clause each
+    #: Until the job ends for want of nodes, or starts with those that are there; None if neither
+    seconds_left: float | None
+    #: How many nodes of an earlier round, or which fixed node ranks, are needed before a round may form; "" if no node
+    #: in particular is
+    missing: str = ""
+    starts: bool = False  # Whether the job starts after `seconds_left`

@@ -148,7 +148,7 @@ def _pause(config: JobConfig, failures: Sequence[Failure], jitter: float) -> flo
         if failure.uptime >= early:
             break
         in_a_row += 1
-    if in_a_row < 2:  # noqa: PLR2004 - the first restart is immediate
-        return 0.0
+    if in_a_row <= 1:
+        return 0.0  # the first restart is immediate
     # 2**40 pauses are years: the cap keeps the float finite.
     return min(config.max_backoff, FIRST_PAUSE * 2.0 ** min(in_a_row - 2, 40)) * (0.5 + jitter / 2)

@@ -43,7 +43,7 @@ from elastic_run.records import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeGuard
+    from typing import Any
 
     from elastic_run.core.config import JobConfig
     from elastic_run.core.job.codec import Document
@@ -169,10 +169,10 @@ def read_report(node: str, end: RoundEnd, order: int) -> Root:
     return Root(
         node=node,
         # Who could not reach the master's node may see no more than that it died.
-        severity=LOST_RANK if end.outcome == outcomes.UNREACHABLE else severity if _is_integer(severity) else BARE_END,
+        severity=LOST_RANK if end.outcome == outcomes.UNREACHABLE else severity if type(severity) is int else BARE_END,
         order=order,
         failure=Failure(
-            exit_code=code if _is_integer(code) and code != 0 else fallback,
+            exit_code=code if type(code) is int and code != 0 else fallback,
             signature=None if signature is None else encode({"": signature}).decode("ascii")[:_SIGNATURE_LENGTH],
             is_deterministic=report.get("is_deterministic") is True,
             uptime=float(uptime) if isinstance(uptime, int | float) else 0.0,
@@ -191,10 +191,6 @@ def _cut(report: Document | None) -> Document | None:
         return report
     short = {name: value for name, value in report.items() if len(encode({name: value})) <= _VALUE_BYTES}
     return short if len(encode(short)) <= _REPORT_BYTES else {}
-
-
-def _is_integer(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 # --- a round that has ended ------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from elastic_run.core.job.founding import LEASE
 from elastic_run.core.job.round_ending import end_job
 from elastic_run.core.job.state import BROKEN, Closed, Said, StepDown
 from elastic_run.loop import Loop
-from elastic_run.records import replace
+from elastic_run.records import dataclass, replace
 from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.listener import Listener
 from elastic_run.rendezvous.coordination.opening import Answer
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.coordination.places import LeasePlace
     from elastic_run.rendezvous.events import SessionEvent
 
-__all__ = ["Coordinator"]
-
 _log = logging.getLogger(__name__)
 
 #: A decision waits for this multiple of the CPU time that the last one took, unless nobody else is waited for: so a
@@ -56,12 +54,20 @@ _LONGEST_REST = 0.25
 _END_LIMIT = 10.0
 
 
+@dataclass(slots=True)
+class _Connected:
+    """A node that is connected, its machine, and the order that it was sent last."""
+
+    link: Link
+    host: str
+    sent: Order
+
+
 class Coordinator:
     """One agent's port, and its job while it coordinates.
 
     The workers' store may be at the same port (`serves_workers`); it is emptied before each round. `call` makes a call
-    in the loop of this agent's node: of `on_standing`, with the job's standing (`core.job.coordinator_search`) when
-    it has changed, and of `on_event`, with a line for the user, or if the thread has ended by a defect.
+    in the loop of this agent's node: of `on_standing` when the job's standing has changed, and of `on_event`.
     """
 
     def __init__(
@@ -81,14 +87,12 @@ class Coordinator:
         self._on_event = on_event
         self._loop = Loop()
         self._is_over = False
-        self._answer = Answer(SEARCHES, identity.node)
+        self.answer = Answer(SEARCHES, identity.node)  # whom this agent follows, while it doesn't coordinate
         self._state: Job | None = None  # None while this agent doesn't coordinate
         self._is_ready = False  # whether it has heard what its own node knows of the job
         self._standing = -1
         self._started_by: tuple[Round, ...] = ()
-        self._links: dict[str, Link] = {}
-        self._hosts: dict[str, str] = {}
-        self._sent: dict[str, Order] = {}
+        self._connected: dict[str, _Connected] = {}
         self._events: list[Event] = []
         self._changed: set[str] = set()
         self._unanswered: set[str] = set()  # nodes that were sent an order, and have said nothing since
@@ -144,10 +148,6 @@ class Coordinator:
         """Take in an event that no node brings, such as `MayFound`."""
         self._loop.call_soon_threadsafe(lambda: self._feed(event))
 
-    def set_answer(self, answer: Answer) -> None:
-        """Say from now on whom this agent follows, or that it searches, while it doesn't coordinate."""
-        self._answer = answer
-
     def end_term(self) -> None:
         """Coordinate no longer: the nodes come again, here or elsewhere. Harmless if this agent does not coordinate."""
         self._loop.call_soon_threadsafe(self._end_term)
@@ -159,7 +159,7 @@ class Coordinator:
             state = self._state
             if state is not None and not state.is_over and state.end is None:
                 self._state = end_job(state, "store_lost", detail)
-                self._changed.update(self._links)
+                self._changed.update(self._connected)
                 self._send_orders(self._state)
 
         self._loop.call_soon_threadsafe(end)
@@ -182,7 +182,7 @@ class Coordinator:
     @property
     def hosts_of_others(self) -> list[str]:
         """The machines of the other nodes that are connected."""
-        return [host for node, host in tuple(self._hosts.items()) if node != self._node]
+        return [one.host for node, one in tuple(self._connected.items()) if node != self._node]
 
     @property
     def has_heirs(self) -> bool:
@@ -213,7 +213,7 @@ class Coordinator:
         if state is not None and not state.is_over and self._is_ready:
             return Answer(COORDINATES, self._node, compute_standing(state), state.promise.term)
         # Before the coordinator has heard what its own node knows, it would seem to know of no job.
-        return self._answer if self._answer.role == FOLLOWS else replace(self._answer, role=SEARCHES)
+        return self.answer if self.answer.role == FOLLOWS else replace(self.answer, role=SEARCHES)
 
     def _welcome(self, hello: Hello, link: Link, term: int) -> None:
         state = self._state
@@ -229,12 +229,10 @@ class Coordinator:
 
         The node was told the term, and promises to follow it with its first state.
         """
-        former = self._links.get(node)
+        former = self._connected.get(node)
         if former is not None:
-            former.close()  # the node has come again before this side knew that the connection had broken
-        self._links[node] = link
-        self._hosts[node] = host
-        self._sent[node] = Order(Promise(term, self._node), GATHER)  # nothing else was told so far
+            former.link.close()  # the node has come again before this side knew that the connection had broken
+        self._connected[node] = _Connected(link, host, Order(Promise(term, self._node), GATHER))  # it was told no more
         self._on_change()
         link.defers = True
         link.on_document = lambda document: self._read_state(node, link, document)
@@ -247,7 +245,7 @@ class Coordinator:
         except MessageError as error:
             if not self._complaint:
                 self._complaint = str(error)
-                _log.warning("elastic-run: %s sends what is no state of a node: %s", self._hosts[node], error)
+                _log.warning("elastic-run: %s sends what is no state of a node: %s", self._connected[node].host, error)
             link.close()
             self._lose(node, BROKEN, "unreadable")
             return
@@ -259,13 +257,12 @@ class Coordinator:
             status = describe_wait(self._state, time.monotonic())
             link.send({"kind": "wait", "status": to_message(status)})
         elif kind == "ask":
-            self._questions.ask(link, message, self._links)
+            self._questions.ask(link, message, {name: one.link for name, one in self._connected.items()})
         elif kind == "answer":
             self._questions.answer(node, message)
 
     def _lose(self, node: str, how: str, detail: str) -> None:
-        for each in (self._links, self._hosts, self._sent):
-            each.pop(node, None)
+        self._connected.pop(node, None)
         self._unanswered.discard(node)
         self._questions.lose(node)
         self._feed(Closed(node, how, detail))
@@ -275,9 +272,9 @@ class Coordinator:
         if self._state is not None:
             self._started_by = self._state.started_by
         self._state = None
-        for link in tuple(self._links.values()):
-            link.part()
-        for each in (self._links, self._hosts, self._sent, self._events, self._unanswered):
+        for one in tuple(self._connected.values()):
+            one.link.part()
+        for each in (self._connected, self._events, self._unanswered):
             each.clear()
         self._questions.clear()
         if self._timer is not None:
@@ -328,7 +325,7 @@ class Coordinator:
             # Each member has accepted the round, so nothing of the last one lives anywhere.
             self._clear_workers()
         if not _is_same_for_all(before, state):
-            self._changed.update(self._links)
+            self._changed.update(self._connected)
         self._send_orders(state)
         standing = compute_standing(state)
         if standing != self._standing:
@@ -347,22 +344,19 @@ class Coordinator:
         changed, self._changed = self._changed, set()
         last, content = None, b""
         for node in changed:
-            link = self._links.get(node)
-            if link is None:
+            one = self._connected.get(node)
+            if one is None:
                 continue
-            if node in state.here or state.is_over or state.end is not None or _knows(state, node):
+            is_refused = any(refusal.node == node for refusal in state.refusals)
+            if node in state.here or node in state.ended or is_refused or state.is_over or state.end is not None:
                 order = make_order(state, node)
-                if order != self._sent[node]:
-                    self._sent[node] = order
+                if order != one.sent:
+                    one.sent = order
                     self._unanswered.add(node)
                     if order != last:  # but for proposals, most nodes get the same
                         last, content = order, encode(to_message(order))
-                    link.offer(content)
-            link.acknowledge()
-
-
-def _knows(state: Job, node: str) -> bool:
-    return any(refusal.node == node for refusal in state.refusals) or node in state.ended
+                    one.link.offer(content)
+            one.link.acknowledge()
 
 
 def _is_same_for_all(before: Job, after: Job) -> bool:

@@ -1,20 +1,14 @@
 """etcd: requests over HTTP to any of a cluster's servers; and the lease over version 3, whose gateway takes JSON.
 
-Requests
 - Requests go to the server that answered last. If it fails, or answers that it can't serve now, the next server is
   asked, in a circle until the time is over. So etcd may carry out a request twice, and each request here allows that.
-- A server that says nothing is left for the next one soon, at first, and later in the next rounds. When all have failed
-  there is a pause before the next round, of random length: a crowd must not ask again in step (`Backoff`).
-- Only the holder of the lease asks for long, a few times in a lease: each request has a connection of its own.
-
-The lease. Every etcd since 3.4 has the gateway. (The client libraries that exist pin years-old releases of grpc and
-protobuf, which training images have in other versions. JSON over HTTP needs the standard library only.)
+- Every etcd since 3.4 has the gateway. (The client libraries that exist pin years-old releases of grpc and protobuf,
+  which training images have in other versions.)
 - The key hangs on a lease of etcd, which removes the key when the lease expires. The lease's number follows from the
   holder's value: a grant that is done twice makes one lease, and who knows the holder can end its lease.
 - The term is the revision at which the key was created.
 - To take the lease from a holder that is dead, its lease is ended first. If another agent has the key by then, the key
   hangs on that agent's lease, and nothing happens to it.
-- With a user, requests carry a token of etcd; where it has expired another one is fetched, once.
 """
 
 # ruff: noqa: D102 - LeaseStore says what the methods promise
@@ -27,6 +21,7 @@ import socket
 import ssl
 import threading
 import time
+from abc import abstractmethod
 from base64 import b64decode, b64encode
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, IncompleteRead
@@ -44,8 +39,6 @@ if TYPE_CHECKING:
 
     Document: TypeAlias = dict[str, Any]
     _T = TypeVar("_T")
-
-__all__ = ["Answer", "EtcdLease", "EtcdServers", "EtcdUser", "EtcdV3Lease"]
 
 #: Bytes of an answer: a lease and a text beside it are small.
 _ANSWER_LIMIT = 1 << 20
@@ -65,14 +58,6 @@ _ATTEMPTS = 4
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class EtcdUser:
-    """A user of the cluster."""
-
-    name: str
-    password: str
-
-
 @dataclass
 class Answer:
     """What a server answered: HTTP's number, headers by name in small letters, all of the body, and which server."""
@@ -98,10 +83,6 @@ class EtcdServers:
         """Send a request to the servers, one after the other, until one answers it, and return what `read` returns.
 
         `read` raises `StoreConnectionError` if the next server may give a better answer.
-
-        Raises:
-            StoreConnectionError: No server is able to answer within the timeout.
-            StoreAccessError: The server's certificate, or ours, is refused.
         """
         deadline = time.monotonic() + self._timeout
         wait_limit = _WAIT_LIMIT if len(self._endpoints) > 1 else self._timeout
@@ -177,11 +158,8 @@ class EtcdServers:
 
 def _explain(error: Exception, endpoint: str) -> NoReturn:
     """Raise what an error of a connection means."""
-    if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
-        message = f"{endpoint} refuses this node's certificate, or needs one: {error.reason}"
-        raise StoreAccessError(message) from error
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
-        message = f"{endpoint}: no TLS connection: {error.reason or error}"
+        message = f"{endpoint}: no TLS connection, or none with this node's certificate: {error.reason or error}"
         raise StoreAccessError(message) from error
     if not isinstance(error, OSError | IncompleteRead):
         message = f"{endpoint}: what listens there does not speak HTTP"
@@ -201,44 +179,43 @@ class EtcdLease(LeaseStore):
         run_id: str,
         *,
         prefix: str = "",
-        user: EtcdUser | None = None,
         secret: bytes | None = None,
     ) -> None:
         super().__init__(str(servers), run_id, secret)
         self._servers = servers
-        self._user = user
         self._root = f"{prefix}{job_path(run_id)}"
+
+    def acquire(self, value: str, ttl: float, *, instead_of: Holder | None = None) -> Holder | None:
+        for _ in range(_ATTEMPTS):
+            holder = self.read()
+            if holder is None:
+                holder = self._create(value, ttl)
+                if holder is not None:
+                    return holder
+            elif holder.value == value and self.renew(holder, ttl):
+                return holder  # of an earlier attempt, whose answer was lost: its time to live has run since then
+            elif holder.value == value or holder == instead_of:
+                self.release(holder)
+            else:
+                break
+        return None
+
+    @abstractmethod
+    def _create(self, value: str, ttl: float) -> Holder | None:
+        """Create the key unless it is there; returns None if another agent was first, or the lease expired just now."""
 
 
 class _LeaseGoneError(Exception):
     """The lease has expired, or was never granted."""
 
 
-class _PassExpiredError(Exception):
-    """etcd wants another token of our user."""
-
-
 class EtcdV3Lease(EtcdLease):
     """A job's lease as a key of etcd's version 3, on a lease of etcd."""
-
-    _pass = ""
 
     def read(self) -> Holder | None:
         return self._parse(self._call("kv/range", {"key": self._key(COORDINATOR)}))
 
-    def acquire(self, value: str, ttl: float, *, instead_of: Holder | None = None) -> Holder | None:
-        holder = self.read()
-        if holder is not None and holder.value == value and self.renew(holder, ttl):
-            return holder  # of an earlier attempt, whose answer was lost: its time to live has run since then
-        if holder is not None and (holder.value == value or holder == instead_of):
-            self.release(holder)
-            holder = None
-        for _ in range(_ATTEMPTS):
-            holder = holder or self._create(value, ttl)
-        return holder if holder is not None and holder.value == value else None
-
     def _create(self, value: str, ttl: float) -> Holder | None:
-        """Create the key unless it is there; returns the holder, None if the lease expired just now."""
         key, lease = self._key(COORDINATOR), _number_of(value)
         try:
             self._call("lease/grant", {"ID": lease, "TTL": str(math.ceil(ttl))})
@@ -253,9 +230,10 @@ class EtcdV3Lease(EtcdLease):
             "failure": [{"request_range": {"key": key}}],
         }
         try:
-            return self._parse(self._call("kv/txn", request)["responses"][-1]["response_range"])
+            holder = self._parse(self._call("kv/txn", request)["responses"][-1]["response_range"])
         except _LeaseGoneError:
             return None
+        return holder if holder is not None and holder.value == value else None
 
     def renew(self, held: Holder, ttl: float) -> bool:  # noqa: ARG002 - etcd keeps the time of the grant
         answer = self._call_on_lease("lease/keepalive", held.value)
@@ -266,12 +244,11 @@ class EtcdV3Lease(EtcdLease):
         self._call_on_lease("lease/revoke", held.value)
 
     def write_last(self, text: str) -> None:
-        stored = _encode(self._seal.close(LAST_ROUND, text))
-        self._call("kv/put", {"key": self._key(LAST_ROUND), "value": stored})
+        self._call("kv/put", {"key": self._key(LAST_ROUND), "value": _encode(self._seal.close(LAST_ROUND, text))})
 
-    def read_last(self) -> str:
+    def _read_last(self) -> str:
         items = self._call("kv/range", {"key": self._key(LAST_ROUND)}).get("kvs", ())
-        return self._open_last(_decode(items[0].get("value", "")) if items else "")
+        return _decode(items[0].get("value", "")) if items else ""
 
     def remove(self) -> None:
         for name in (COORDINATOR, LAST_ROUND):
@@ -296,29 +273,8 @@ class EtcdV3Lease(EtcdLease):
             return {}
 
     def _call(self, path: str, request: Document) -> Document:
-        """Make one call, with a token of etcd if there is a user.
-
-        Raises:
-            StoreConnectionError: No server is able to answer within the timeout.
-            StoreAccessError: etcd refuses this node.
-            _LeaseGoneError: The lease of the request is unknown.
-        """
-        is_new = not self._pass
-        if self._user is not None and is_new:
-            login = {"name": self._user.name, "password": self._user.password}
-            self._pass = str(self._ask("auth/authenticate", login).get("token", ""))
-        try:
-            return self._ask(path, request)
-        except _PassExpiredError as error:
-            if self._user is None or is_new:
-                message = f"{self.name} refuses this node: {error}"
-                raise StoreAccessError(message) from error
-        self._pass = ""
-        return self._call(path, request)
-
-    def _ask(self, path: str, request: Document) -> Document:
-        headers = {"Authorization": self._pass} if self._pass else {}
-        return self._servers.ask("POST", f"/v3/{path}", json.dumps(request).encode(), headers, _read_answer)
+        """Make one call; `_LeaseGoneError` if its lease is unknown."""
+        return self._servers.ask("POST", f"/v3/{path}", json.dumps(request).encode(), {}, _read_answer)
 
 
 def _read_answer(answer: Answer) -> Document:
@@ -346,8 +302,6 @@ def _read_answer(answer: Answer) -> Document:
     code, text = fault.get("code", fault.get("grpc_code")), str(fault.get("message") or fault.get("error"))
     if code == _NOT_FOUND and "lease" in text:
         raise _LeaseGoneError(text)
-    if "invalid auth token" in text or "revision in auth token is old" in text:
-        raise _PassExpiredError(text)
     message = f"etcd at {answer.endpoint}: {text}"
     if answer.status >= _SERVER_ERROR or code in _NOT_NOW or "timed out" in text or "leader" in text:
         # The gateway says "request timed out" with HTTP's 500, so that is no refusal.

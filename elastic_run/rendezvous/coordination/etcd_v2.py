@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-from base64 import b64encode
 from contextlib import suppress
 from types import SimpleNamespace
 from urllib.parse import quote, urlencode
@@ -30,12 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.rendezvous.coordination.etcd import Answer, EtcdServers, EtcdUser
+    from elastic_run.rendezvous.coordination.etcd import Answer, EtcdServers
 
 _SERVER_ERROR = 500
 _UNAUTHORIZED = 110  # etcd's number
-#: What a request may meet: a holder that leaves. Each is met once, not again and again.
-_ATTEMPTS = 4
 _LOST = (etcd.EtcdKeyNotFound, etcd.EtcdCompareFailed)
 
 
@@ -45,7 +42,7 @@ class EtcdV2Lease(EtcdLease):
     def __init__(self, servers: EtcdServers, run_id: str, **more: Any) -> None:
         super().__init__(servers, run_id, **more)
         self._root = quote(self._root.strip("/"))  # python-etcd quotes nothing
-        self._etcd = _Client(servers, self._user)
+        self._etcd = _Client(servers)
 
     def read(self) -> Holder | None:
         try:
@@ -54,22 +51,13 @@ class EtcdV2Lease(EtcdLease):
             return None
         return Holder(self._seal.open(COORDINATOR, str(found.value)), found.createdIndex)
 
-    def acquire(self, value: str, ttl: float, *, instead_of: Holder | None = None) -> Holder | None:
+    def _create(self, value: str, ttl: float) -> Holder | None:
         stored = self._seal.close(COORDINATOR, value)
-        for _ in range(_ATTEMPTS):
-            holder = self.read()
-            if holder is None:
-                with suppress(etcd.EtcdAlreadyExist):
-                    made = self._call(self._etcd.write, COORDINATOR, stored, ttl=math.ceil(ttl), prevExist=False)
-                    return Holder(value, made.createdIndex)
-            elif holder.value == value:
-                if self.renew(holder, ttl):
-                    return holder  # of an earlier attempt, whose answer was lost: its time to live has run since then
-            elif holder == instead_of:
-                self.release(holder)
-            else:
-                break
-        return None
+        try:
+            made = self._call(self._etcd.write, COORDINATOR, stored, ttl=math.ceil(ttl), prevExist=False)
+        except etcd.EtcdAlreadyExist:
+            return None
+        return Holder(value, made.createdIndex)
 
     def renew(self, held: Holder, ttl: float) -> bool:
         stored = self._seal.close(COORDINATOR, held.value)
@@ -87,9 +75,9 @@ class EtcdV2Lease(EtcdLease):
     def write_last(self, text: str) -> None:
         self._call(self._etcd.write, LAST_ROUND, self._seal.close(LAST_ROUND, text))
 
-    def read_last(self) -> str:
+    def _read_last(self) -> str:
         try:
-            return self._open_last(str(self._call(self._etcd.read, LAST_ROUND, quorum=True).value))
+            return str(self._call(self._etcd.read, LAST_ROUND, quorum=True).value)
         except etcd.EtcdKeyNotFound:
             return ""
 
@@ -109,21 +97,18 @@ class EtcdV2Lease(EtcdLease):
 
 
 class _Client(etcd.Client):  # type: ignore[misc] # python-etcd has no types
-    """python-etcd's client over our connections; a user's name may have letters beyond Latin-1, unlike its own."""
+    """python-etcd's client over our connections."""
 
-    def __init__(self, servers: EtcdServers, user: EtcdUser | None) -> None:
+    def __init__(self, servers: EtcdServers) -> None:
         super().__init__()
         self._servers = servers
-        self._user_headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        if user is not None:
-            secret = b64encode(f"{user.name}:{user.password}".encode()).decode()
-            self._user_headers["Authorization"] = f"Basic {secret}"
 
     def api_execute(self, path: str, method: str, params: Any = None, timeout: object = None) -> Any:  # noqa: ARG002
         fields = urlencode(params or {})
         is_body = method in (self._MPUT, self._MPOST)
         url, body = (path, fields) if is_body or not fields else (f"{path}?{fields}", "")
-        return self._servers.ask(method, url, body.encode(), self._user_headers, _read_answer)
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        return self._servers.ask(method, url, body.encode(), headers, _read_answer)
 
 
 def _read_answer(answer: Answer) -> SimpleNamespace:

@@ -1,16 +1,15 @@
 """What a lease is: one key that says which agent coordinates a job, until the agent releases it or its time is over.
 
 Rules
-- A value belongs to one holder: it has a nonce. Two agents, or two attempts to coordinate, never write the same value.
-  So `acquire` recognises its own value, after a write whose answer was lost.
+- A value belongs to one holder: it has a nonce. So `acquire` recognises its own, after a write whose answer was lost.
 - A term is a number that grows from holder to holder, also after the lease was free. (An etcd that was restored from a
   backup begins again at a lower term. Nodes that have promised to follow a higher one refuse it.)
 - The holder counts the time to live from before it called `acquire` or `renew`. Thus the lease ends for the holder
   before it ends for others, and no two agents compare their clocks.
 - With a token, each text carries an HMAC over the run id, the name of the key and the text (`Seal`). A text that a
   stranger wrote, or copied from another key or job, is an error. A stranger who reaches the store can delete the lease.
-- A store that can't be reached raises `StoreConnectionError`; its reason says why. Whether a write took place is then
-  unknown, and it may be called again. A store that refuses this node raises `StoreAccessError`.
+- A store that can't be reached raises `StoreConnectionError`: whether a write took place is unknown, and it may be
+  called again. A store that refuses this node raises `StoreAccessError`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from urllib.parse import quote
 
 from elastic_run.records import dataclass
 from elastic_run.store.errors import StoreAccessError, StoreTokenError
-
-__all__ = ["COORDINATOR", "LAST_ROUND", "Holder", "LeaseStore", "Seal", "job_path"]
 
 #: Names of the two keys below the job's path.
 COORDINATOR, LAST_ROUND = "coordinator", "last_round"
@@ -70,20 +67,21 @@ class LeaseStore(ABC):
     def write_last(self, text: str) -> None:
         """Write the text beside the lease, which has no time to live: where the last coordinator listens."""
 
-    @abstractmethod
     def read_last(self) -> str:
-        """Return the text beside the lease, "" if there is none."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Delete the lease and the text: the job is over."""
-
-    def _open_last(self, stored: str) -> str:
         """Return the text beside the lease; "" if there is none, or an earlier job of this id had another token."""
+        stored = self._read_last()
         try:
             return self._seal.open(LAST_ROUND, stored) if stored else ""
         except StoreTokenError:
             return ""
+
+    @abstractmethod
+    def _read_last(self) -> str:
+        """Return the text beside the lease as it is stored, "" if there is none."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Delete the lease and the text: the job is over."""
 
 
 class Seal:

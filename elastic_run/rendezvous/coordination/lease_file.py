@@ -2,8 +2,8 @@
 
 Rules
 - Each holder has a file of its own, `coordinator.<term>`, and the highest term counts. The file appears whole or not at
-  all: it is written under another name, then linked to its place, where the first wins. This holds on NFS as well. A
-  lock was rejected: an agent that is stopped while it holds the lock would block all others.
+  all: it is written under another name, then linked to its place, where the first wins. This holds on NFS as well. (A
+  file system without hard links refuses.) A lock was rejected: an agent that is stopped would block all others.
 - An agent may be stopped between any two calls and go on much later. A late agent finds its term taken, or places a
   file below the highest term, which it removes again.
 - A renewal changes a counter, in place: a rename would bring back the file of an earlier holder. So a file is read
@@ -41,7 +41,6 @@ _DRAFT = "draft"
 _LIMIT = 1 << 20
 #: What a file that another node has removed meanwhile gives: NFS finds it stale.
 _GONE = (errno.ENOENT, errno.ESTALE)
-_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +108,6 @@ class FileLease(LeaseStore):
             os.link(draft, place)
         except FileExistsError:
             pass  # another agent's, or ours: NFS may repeat a call whose answer was lost
-        except OSError as error:
-            if error.errno in _WITHOUT_LINKS:
-                message = f"the file system of {self.name} has no hard links, which store_type=file needs"
-                raise StoreAccessError(message) from error
-            raise
         mine = self._read_term(term)
         if mine is None or mine.value != stored:
             return False
@@ -161,10 +155,9 @@ class FileLease(LeaseStore):
         with self._explains(), self._written(self._seal.close(LAST_ROUND, text)) as path:
             os.replace(path, os.path.join(self._root, LAST_ROUND))
 
-    def read_last(self) -> str:
+    def _read_last(self) -> str:
         with self._explains():
-            stored = self._read_file(LAST_ROUND)
-        return self._open_last(stored or "")
+            return self._read_file(LAST_ROUND) or ""
 
     def remove(self) -> None:
         with self._explains():

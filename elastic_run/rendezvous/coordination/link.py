@@ -2,14 +2,12 @@
 
 - A frame has four bytes of length, one byte of kind, and JSON. A connection begins with `PREAMBLE`: no client of
   torch's TCPStore begins with its first byte, so agents and workers can share a port.
-- A document is sent when the one before was acknowledged; until then a newer one takes the place of an older one that
-  waits. So a side that is slow to read gets few documents, and no queue grows.
+- A document is sent when the one before was acknowledged; until then a newer one takes the place of one that waits.
 - The other side's loop acknowledges each document within the lease, or it is silent: a process that is stopped, or
   whose machine is gone. A document that answers another one acknowledges it. The kernel watches idle connections
   (`notice_darkness`), which wakes nobody.
 - `ENDED`: the end of the stream. Agent and guardian hold the connection together, so nothing of the node lives then. An
   agent that closes a connection and lives says so before (`part`), and its connection counts as `BROKEN`.
-- The handlers are set anew when a connection's opening is over.
 """
 
 from __future__ import annotations
@@ -24,13 +22,11 @@ from elastic_run.core.job.state import BROKEN, ENDED, SILENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
+    import _socket
     from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from elastic_run.loop import Loop, Timer
-
-__all__ = ["PARTING", "Link"]
 
 #: The first bytes of an agent's connection. The number grows when agents can't understand each other any more.
 PROTOCOL = 1
@@ -65,31 +61,20 @@ class FrameReader:
 
     def __init__(self, most: int = LARGEST) -> None:
         self.most = most
-        self.taken = 0  # bytes of all frames so far
-        self._buffer = bytearray()
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a frame has come in part."""
-        return bool(self._buffer)
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes that have come."""
-        self._buffer += data
+        self.rest = bytearray()  # what has come, and was not read yet
 
     def read(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         """Return each frame that is whole by now, its kind and its content; raise `MessageError` for anything else."""
-        while len(self._buffer) >= _HEADER.size:
-            size, kind = _HEADER.unpack_from(self._buffer)
+        while len(self.rest) >= _HEADER.size:
+            size, kind = _HEADER.unpack_from(self.rest)
             if size > self.most or kind not in (DOCUMENT, ACKNOWLEDGED, ANSWER, MESSAGE):
                 message = f"a frame of {size} bytes and kind {kind!r}, where {self.most} bytes are the most"
                 raise MessageError(message)
             end = _HEADER.size + size
-            if len(self._buffer) < end:
+            if len(self.rest) < end:
                 return
-            content = bytes(self._buffer[_HEADER.size : end])
-            del self._buffer[:end]
-            self.taken += end
+            content = bytes(self.rest[_HEADER.size : end])
+            del self.rest[:end]
             yield kind, decode(content) if content else {}
 
 
@@ -113,7 +98,7 @@ class Link:
     def __init__(
         self,
         loop: Loop,
-        connected: socket.socket,
+        connected: _socket.socket,
         *,
         lease: float,
         on_document: Callable[[dict[str, Any]], None] = lambda _: None,
@@ -240,11 +225,11 @@ class Link:
             self._end_with(self._error)
         else:
             # In the middle of a frame it may be a living agent that could not say that it parts.
-            self._end(BROKEN if self._has_parted or self.reader.has_begun else ENDED, "")
+            self._end(BROKEN if self._has_parted or self.reader.rest else ENDED, "")
 
     def feed(self, data: bytes) -> None:
         """Take bytes that were read from the socket, now or before."""
-        self.reader.feed(data)
+        self.reader.rest += data
         try:
             for kind, content in self.reader.read():
                 self._take_frame(kind, content)

@@ -11,10 +11,8 @@ Rules
 from __future__ import annotations
 
 import _socket
-import errno
 import logging
 import os
-import socket
 
 from elastic_run.core.job.codec import LARGEST, MessageError, to_message
 from elastic_run.core.job.coordinator_search import COORDINATES
@@ -29,6 +27,7 @@ from elastic_run.rendezvous.coordination.opening import (
     make_nonce,
     read_opening,
 )
+from elastic_run.store.accepting import Acceptor
 from elastic_run.store.connecting import notice_darkness
 from elastic_run.store.wire import RESERVED_DESCRIPTORS
 
@@ -40,27 +39,20 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop, Timer
     from elastic_run.rendezvous.coordination.opening import Identity
 
-__all__ = ["Listener"]
-
 _log = logging.getLogger(__name__)
 
 _OPEN_WITHIN = 10.0
-_ACCEPTS_PER_TURN = 64
 #: Bytes that tell an agent of any release from other clients.
 _PEEK = 32
-_ACCEPT_AGAIN = 1.0
 #: What connections that have not opened yet may take of this process's descriptors.
 _SHARE = 4
 _MOST_OPENING = 4096
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class _Visitor:
     """A connection whose opening is not over."""
 
-    __slots__ = ("address", "connected", "hello", "link", "nonce", "peer", "seen", "since", "term")
-
-    def __init__(self, address: tuple[str, int], since: float, connected: socket.socket) -> None:
+    def __init__(self, address: tuple[str, int], since: float, connected: _socket.socket) -> None:
         host = address[0].removeprefix("::ffff:")
         self.address = address
         self.peer = f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
@@ -83,7 +75,7 @@ class Listener:
     def __init__(
         self,
         loop: Loop,
-        sockets: Sequence[socket.socket | _socket.socket],
+        sockets: Sequence[_socket.socket],
         *,
         identity: Identity,
         describe: Callable[[], Answer],
@@ -91,7 +83,6 @@ class Listener:
         hand_on: Callable[[_socket.socket, tuple[str, int]], None] | None = None,
     ) -> None:
         self._loop = loop
-        self._sockets = tuple(sockets)
         self._job, self._lease, self._credentials = identity.job, identity.lease, identity.credentials
         self._describe = describe
         self._admit = admit
@@ -99,73 +90,40 @@ class Listener:
         self._visitors: dict[_Visitor, None] = {}
         self._told: set[str] = set()
         self._timer: Timer | None = None
-        self._is_paused = False
-        self._port: int = self._sockets[0].getsockname()[1]
+        self._port: int = sockets[0].getsockname()[1]
         self._name = f"the job's store at port {self._port}"
-        self._watch()
+        for one in sockets:
+            notice_darkness(one, self._lease)  # the kernel hands it on to each connection
+        self._acceptor = Acceptor(loop, sockets, on_connection=self._take, on_full=lambda _: self._make_room())
 
     def close(self) -> None:
         """Close the port and each connection whose opening is not over."""
-        self._leave()
-        for one in self._sockets:
-            one.close()
+        self._acceptor.close()
         for visitor in tuple(self._visitors):
             self._drop(visitor)
 
     # --- connections -------------------------------------------------------------------------------------------------
-    def _watch(self) -> None:
-        for one in self._sockets:
-            notice_darkness(one, self._lease)  # the kernel hands it on to each connection
-            self._loop.add_reader(one.fileno(), lambda one=one: self._accept(one))  # type: ignore[misc]
-
-    def _leave(self) -> None:
-        for one in self._sockets:
-            self._loop.remove_reader(one.fileno())
-
-    def _accept(self, listening: socket.socket | _socket.socket) -> None:
-        limit = os.sysconf("SC_OPEN_MAX")
-        for _ in range(_ACCEPTS_PER_TURN):
-            try:
-                fd, address = listening._accept()  # type: ignore[union-attr]  # noqa: SLF001 - what `accept` calls itself
-            except OSError as error:
-                if error.errno in _OUT_OF_DESCRIPTORS and not self._drop_oldest():
-                    self._pause()
-                return
-            connected = socket.socket(listening.family, listening.type, listening.proto, fd)
-            connected.setblocking(False)
-            visitor = _Visitor((str(address[0]), int(address[1])), self._loop.now(), connected)
-            self._visitors[visitor] = None
-            most = min(_MOST_OPENING, max(1, limit // _SHARE)) if limit > 0 else _MOST_OPENING
-            if len(self._visitors) > most or 0 < limit - RESERVED_DESCRIPTORS <= fd:
-                self._drop_oldest()
-                if visitor not in self._visitors:  # nodes hold all the others
-                    self._pause()
-                    return
-            self._loop.add_reader(fd, lambda visitor=visitor: self._peek(visitor))  # type: ignore[misc]
+    def _take(self, connected: _socket.socket, address: tuple[str, int]) -> None:
+        visitor = _Visitor(address, self._loop.now(), connected)
+        self._visitors[visitor] = None
+        self._loop.add_reader(connected.fileno(), lambda: self._peek(visitor))
         if self._timer is None:
             self._timer = self._loop.call_later(_OPEN_WITHIN, self._expire)
+        limit = os.sysconf("SC_OPEN_MAX")
+        most = min(_MOST_OPENING, max(1, limit // _SHARE)) if limit > 0 else _MOST_OPENING
+        if len(self._visitors) > most or 0 < limit - RESERVED_DESCRIPTORS <= connected.fileno():
+            self._make_room(visitor)
 
-    def _drop_oldest(self) -> bool:
-        """Close the connection that has waited longest without an opening; return whether there is one."""
+    def _make_room(self, newest: _Visitor | None = None) -> None:
+        """Close the connection that has waited longest without an opening; if there is none, nodes hold the others."""
         oldest = next(iter(self._visitors), None)
-        if oldest is None:
-            return False
-        self._drop(oldest)
-        return True
-
-    def _pause(self) -> None:
-        if not self._is_paused:
-            self._is_paused = True
-            self._leave()
+        if oldest is not None:
+            self._drop(oldest)
+        if oldest is newest:
+            self._acceptor.pause()
             limit = os.sysconf("SC_OPEN_MAX")
             why = f"its process may open {limit} files: raise ulimit -n, a job needs one for each node"
             self._tell("full", f"{self._name} closed a connection: {why}")
-            self._loop.call_later(_ACCEPT_AGAIN, self._resume)
-
-    def _resume(self) -> None:
-        self._is_paused = False
-        if self._sockets[0].fileno() >= 0:
-            self._watch()
 
     def _expire(self) -> None:
         self._timer = None
@@ -190,7 +148,7 @@ class Listener:
     def _peek(self, visitor: _Visitor) -> None:
         connected = visitor.connected
         try:
-            data = connected.recv(_PEEK, socket.MSG_PEEK)
+            data = connected.recv(_PEEK, _socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -200,11 +158,10 @@ class Listener:
         elif data and PREAMBLE.startswith(data) and len(data) > visitor.seen:
             # The next time there is more, or the other side has hung up.
             visitor.seen = len(data)
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(PREAMBLE))
+            connected.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVLOWAT, len(PREAMBLE))
         elif data and self._hand_on is not None and not data.startswith(NAME):
             self._forget(visitor)
-            one = _socket.socket(connected.family, connected.type, connected.proto, connected.detach())
-            self._hand_on(one, visitor.address)  # its peer is unknown by now if it was reset
+            self._hand_on(connected, visitor.address)  # its peer is unknown by now if it was reset
         else:
             if data.startswith(NAME):
                 _show_protocol(connected)
@@ -216,7 +173,7 @@ class Listener:
                 self._tell_garbage(f"{visitor.peer} is no agent of elastic-run, or one of an older release")
             self._drop(visitor)
 
-    def _meet(self, visitor: _Visitor, connected: socket.socket) -> None:
+    def _meet(self, visitor: _Visitor, connected: _socket.socket) -> None:
         data = connected.recv(LARGEST_OPENING)  # with the first message, mostly
         link = visitor.link = Link(
             self._loop,
@@ -296,7 +253,7 @@ class Listener:
             _log.warning("elastic-run: %s", text)
 
 
-def _show_protocol(connected: socket.socket) -> None:
+def _show_protocol(connected: _socket.socket) -> None:
     """Show this agent's protocol to one of another release, which tells its user both."""
     try:
         connected.recv(LARGEST_OPENING)  # with unread bytes the kernel would reset the connection

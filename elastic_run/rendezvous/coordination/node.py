@@ -14,10 +14,9 @@ import logging
 import math
 import threading
 
-from elastic_run import __version__
 from elastic_run.core.job import membership
 from elastic_run.core.job.codec import MessageError, encode, from_document, to_message
-from elastic_run.core.job.documents import IDLE, RUNS, Order, RoundEnd, WaitStatus
+from elastic_run.core.job.documents import IDLE, RUNS, Order, RoundEnd
 from elastic_run.core.job.founding import ONLY_ONE
 from elastic_run.core.job.membership import (
     CutOff,
@@ -28,14 +27,14 @@ from elastic_run.core.job.membership import (
     OrderRead,
     Refused,
     Search,
-    Settled,
     Warned,
     WorkersGone,
 )
+from elastic_run.core.job.node_status import WaitStatus
 from elastic_run.core.job.restart_policy import STOPPED, UNREACHABLE
 from elastic_run.core.job.state import BROKEN, SILENT
 from elastic_run.records import replace
-from elastic_run.rendezvous.addresses import find_listening, find_trouble
+from elastic_run.rendezvous.addresses import WILDCARDS, find_listening
 from elastic_run.rendezvous.coordination.link import Link
 from elastic_run.rendezvous.coordination.opening import Identity
 from elastic_run.rendezvous.coordination.outage import Outage
@@ -43,7 +42,8 @@ from elastic_run.rendezvous.coordination.questions import OwnQuestions
 from elastic_run.rendezvous.coordination.search import CoordinatorSearch
 from elastic_run.rendezvous.events import Lost, Notice, StatusAsked
 from elastic_run.report.waiting import NEW, READY, WaitNotices
-from elastic_run.store.connecting import format_endpoint
+from elastic_run.store.connecting import connect_once, format_endpoint
+from elastic_run.store.errors import StoreConnectionError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.events import SessionEvent, Setup
 
-__all__ = ["Node"]
-
 _log = logging.getLogger(__name__)
 
 #: Seconds for a name server to say which of this machine's addresses others use; to reach rank 0's store.
@@ -66,7 +64,6 @@ _LOOK_UP = 3.0
 _REACH = 5.0
 #: From so many nodes on, the coordinator may take so many leases to answer before the first round.
 _CROWD, _CROWD_LEASES = 256, 2
-_WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 
 class Node:
@@ -111,7 +108,7 @@ class Node:
         self._wait_timer: Timer | None = None
         self._questions = OwnQuestions(loop)
         self._outage = Outage(place, config, self.deliver, shows_waiting=setup.shows_waiting)
-        identity = Identity(place.run_id, node, self.host, __version__, config.lease, place.credentials)
+        identity = Identity(place.run_id, node, self.host, config.lease, place.credentials)
         self.search = CoordinatorSearch(loop, identity, place, config, self._outage, self)
         self.notices = WaitNotices(
             state=self._name_state,
@@ -131,7 +128,7 @@ class Node:
         """Return a workers' store's address as other nodes reach it."""
         if self._place.serves_workers and self._place.own:
             return replace(address, host=self._place.endpoints[self._place.own][0])
-        return replace(address, host=self.local_addr) if address.host in _WILDCARDS else address
+        return replace(address, host=self.local_addr) if address.host in ("", *WILDCARDS) else address
 
     # --- the connection ----------------------------------------------------------------------------------------------
     def use(self, connected: socket.socket, rest: bytes, promise: Promise, *, is_own: bool = False) -> None:
@@ -221,7 +218,6 @@ class Node:
     def _fence(self) -> None:
         silent_for = self._loop.now() - self._lost_at
         if self._link is None and self.member is not None and self.member.phase == RUNS:
-            self._outage.fenced_after = silent_for
             self.feed(CutOff(silent_for))
 
     # --- orders down, state up ---------------------------------------------------------------------------------------
@@ -257,8 +253,6 @@ class Node:
             self._end_round(self._formed, STOPPED, "")
         elif isinstance(command, Warned | Halted):
             self.deliver(command)
-        elif isinstance(command, Settled):
-            self.deliver(Notice(command.detail))
         elif isinstance(command, Search):
             self.drop_link()
             self._outage.begin()
@@ -305,9 +299,12 @@ class Node:
         host, port = place.master.host, place.master.port
 
         def look() -> None:
-            trouble = find_trouble(host, port, _REACH)
-            where = f"{self.host} ({self.local_addr}) can't reach the store of rank 0 at {format_endpoint(host, port)}"
-            detail = "" if trouble is None else f"{where}: {trouble}"
+            detail = ""
+            try:
+                connect_once(host, port, _REACH, dark_after=_REACH).close()
+            except StoreConnectionError as error:
+                where = f"the store of rank 0 at {format_endpoint(host, port)}"
+                detail = f"{self.host} ({self.local_addr}) can't reach {where}: {error.cause}"
             self._loop.call_soon_threadsafe(lambda: self._admit(formed, detail))
 
         threading.Thread(target=look, name="rendezvous-way", daemon=True).start()

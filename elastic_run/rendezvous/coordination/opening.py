@@ -3,9 +3,8 @@
 - The node says which job it belongs to, and who it is. The agent answers as `core.job.coordinator_search` has it: it
   coordinates the job, follows another agent, or searches; or this node has no place there (`REFUSED`).
 - With a token both sides prove that they know it: the agent in its answer, the node in front of its first document. A
-  proof is an HMAC-SHA256 over the role and both nonces. Both nonces are new for each connection, so a recorded proof is
-  worth nothing on another one. The role is signed, so the agent's proof can't be sent back as the node's. The key is
-  derived from the token for this purpose alone: a proof is never a signature of anything else.
+  proof is an HMAC-SHA256 over the role, so that the agent's can't be sent back as the node's, and both nonces, which
+  are new for each connection. The key is derived from the token for this purpose alone.
 - An agent proves itself to every stranger that asks, so the token can be guessed offline if it is short: it has to be
   random. The connection is not encrypted, and its messages are not signed.
 """
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-__all__ = ["NODE", "SERVER", "Answer", "Credentials", "Hello", "Identity", "ask", "read_opening"]
-
 #: The two roles; none is the beginning of the other, and both nonces have a fixed length.
 SERVER, NODE = b"agent that is asked", b"node that asks"
 _PURPOSE = b"elastic-run: key of connections between the nodes of a job, version 1"
@@ -58,7 +55,6 @@ class Hello:
     job: str
     node: str  # "" for a look that joins nothing
     host: str
-    release: str
     nonce: str = ""  # with a token: random bytes, as hexadecimal digits
     successor: str = ""  # where the node listens, if it holds the lease in place of the agent to which it comes
     term: int = 0  # of that lease
@@ -93,13 +89,12 @@ class Identity:
     job: str
     node: str
     host: str
-    release: str
     lease: float
     credentials: Credentials | None
 
     def make_hello(self, *, joins: bool) -> Hello:
         """Return what this agent says first; one that only looks joins nothing."""
-        return Hello(self.job, self.node if joins else "", self.host, self.release)
+        return Hello(self.job, self.node if joins else "", self.host)
 
 
 class Credentials:
@@ -150,15 +145,10 @@ def read_opening(kind: type[T], message: dict[str, Any]) -> T:
 def ask(
     endpoint: tuple[str, int], hello: Hello, timeout: float, credentials: Credentials | None, *, dark_after: float
 ) -> tuple[Answer, socket.socket | None, bytes]:
-    """Come to an agent's port.
+    """Come to an agent's port, and return the answer.
 
-    Returns:
-        The answer; of an agent that coordinates also the connection, on which the node's proof was sent, and what was
-        read behind the answer.
-
-    Raises:
-        StoreConnectionError: Nobody answers there, or another program.
-        StoreTokenError: The agent has another token or another protocol, or only one side has a token.
+    With it come, of an agent that coordinates, the connection, on which the node's proof was sent, and what was read
+    behind the answer. Raises `StoreTokenError` if the agent has another token or another protocol.
     """
     name = format_endpoint(*endpoint)
     hello = replace(hello, nonce=make_nonce() if credentials else "")
@@ -195,24 +185,23 @@ def ask(
 
 
 def _receive_answer(connected: socket.socket, deadline: float, name: str) -> tuple[Answer, bytes]:
-    reader, raw = FrameReader(LARGEST_OPENING), b""
+    reader = FrameReader(LARGEST_OPENING)
     while True:
         connected.settimeout(max(0.001, deadline - time.monotonic()))
         data = connected.recv(_RECEIVE)
         if not data:
             message = f"{name} closed the connection"
             raise StoreConnectionError(message, CLOSED)
-        raw += data
-        if raw.startswith(NAME):
-            told = raw.partition(b"\n")[0].removeprefix(NAME)
+        reader.rest += data
+        if reader.rest.startswith(NAME):
+            told = reader.rest.partition(b"\n")[0].removeprefix(NAME)
             other = told.decode() if told.isdigit() else "of another kind"
             remedy = "install the same release of elastic-run"
             message = f"the job at {name} uses protocol {other}, this node {PROTOCOL}: {remedy}"
             raise StoreTokenError(message)
-        reader.feed(data)
         try:
             for _, content in reader.read():
-                return read_opening(Answer, content), raw[reader.taken :]
+                return read_opening(Answer, content), bytes(reader.rest)
         except MessageError as error:
             message = f"what listens at {name} is no agent of elastic-run"
             raise StoreConnectionError(message, FOREIGN) from error

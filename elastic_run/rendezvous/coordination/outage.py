@@ -37,7 +37,6 @@ class Outage:
         self, place: Place, config: JobConfig, deliver: Callable[[SessionEvent], None], *, shows_waiting: bool
     ) -> None:
         self.was_reached = False  # whether this agent has had a coordinator
-        self.fenced_after = 0.0  # seconds without one after which the workers were stopped
         self._place = place
         self._config = config
         self._deliver = deliver
@@ -59,7 +58,6 @@ class Outage:
         was_told, verb = self._last_line is not None, "answers again" if self.was_reached else "answers"
         self._since = self._last_line = self._refused_since = None
         self.was_reached = True
-        self.fenced_after = 0.0
         if was_told:
             self._deliver(Notice(f"the store at {self._place.name} {verb} after {silent_for:.0f} s"))
         if was_told and self._shows_waiting:
@@ -80,8 +78,6 @@ class Outage:
         reason, trouble = getattr(error, "reason", SILENT), getattr(error, "cause", str(error))
         if reason == UNRESOLVED and not self.was_reached:
             trouble += "; if the name stays unknown, give all nodes an address in its place"
-        if self.fenced_after > 0:
-            trouble += f"; the workers were stopped after {self.fenced_after:.0f} s (--fence-after=lease)"
         self._refused_since = (self._refused_since or now) if reason == REFUSED else None
         left = self._left(now)
         if left > 0 and not self._is_line_due(trouble, now):

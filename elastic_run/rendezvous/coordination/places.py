@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop
     from elastic_run.rendezvous.coordination.lease import Holder, LeaseStore
 
-__all__ = ["LeasePlace", "Place", "split_endpoint"]
-
 #: Seconds for a name server to say whether the endpoint is this machine, and which interface reaches it; the same where
 #: the look-up is made again until a coordinator was found, within the time of the first waiting line.
 _LOOK_UP, _FIRST_LOOK_UP = 3.0, 1.5
@@ -57,19 +55,9 @@ class Place:
 
     `is_host` says whether this agent serves the first; None to find out. With static (`serves_workers`) the workers'
     store is at the same port.
-
-    Attributes:
-        names: The endpoints as users write them, or `LEASE_STORE` alone.
-        name: The first endpoint, or the lease's store as the user wrote it, for messages.
-        choice: How a coordinator is chosen, a word of `core.job.founding`.
-        own: The endpoint that this agent serves, as `names` has it; "" for none.
-        port: The port that it serves, 0 for none.
-        is_undecided: Whether it may have to serve one yet: a name has no address, or the port was refused.
-        notice: A line for the user about the addresses at which it listens, or "".
-        dies_with_host: Whether the job's coordination ends with an agent that can't hand it over.
     """
 
-    dies_with_host = True
+    dies_with_host = True  # whether the job's coordination ends with an agent that can't hand it over
 
     def __init__(
         self,
@@ -84,15 +72,15 @@ class Place:
         self.kind = kind
         self.run_id = run_id
         self.endpoints = {format_endpoint(*endpoint): endpoint for endpoint in endpoints}
-        self.names = tuple(self.endpoints)
-        self.name = next(iter(self.names), "")
-        self.choice = MAJORITY if len(self.endpoints) > 1 else ONLY_ONE
+        self.names = tuple(self.endpoints)  # as users write them, or `LEASE_STORE` alone
+        self.name = next(iter(self.names), "")  # or the lease's store as the user wrote it, for messages
+        self.choice = MAJORITY if len(self.endpoints) > 1 else ONLY_ONE  # a word of `core.job.founding`
         self.serves_workers = serves_workers
         self.credentials = None if secret is None else Credentials(secret)
-        self.own = ""
+        self.own = ""  # the endpoint that this agent serves, as `names` has it
         self.port = 0
-        self.is_undecided = False
-        self.notice = ""
+        self.is_undecided = False  # whether it may have to serve one yet: a name has no address, or a port is taken
+        self.notice = ""  # a line for the user about the addresses at which it listens
         self._is_host = is_host
         self._is_announced = False  # whether others come by an address that this agent tells them
         self._doubt = ""  # a possible mistake of the user if no node comes
@@ -112,10 +100,7 @@ class Place:
     def serve(self) -> bool:
         """Listen at the first endpoint that is this agent's to serve, and return whether it listens; may take seconds.
 
-        Raises:
-            PortTakenError: The user said that this agent serves the endpoint, and another process has the port.
-            OSError: The system refuses the port.
-            ValueError: Another node has the rank or the address that the user gave to this node.
+        Raises OSError if the port is refused, and ValueError if another node has the rank that the user gave to this.
         """
         if self.own or self._is_host is False:
             return bool(self.own)
@@ -141,10 +126,7 @@ class Place:
         return False
 
     def serve_anywhere(self, address: str) -> None:
-        """Listen at the endpoint's port or, if that is taken, at any: nobody was told of it yet.
-
-        Other nodes will come by this name or address. Raises OSError if the system refuses.
-        """
+        """Listen at the endpoint's port or, if that is taken, at any: other nodes will come by this name or address."""
         port = next(iter(self.endpoints.values()))[1]
         try:
             self._listen(address, port)
@@ -175,7 +157,7 @@ class Place:
             f"this node has rank 0, but {host} is no address of this machine: is --node-rank missing or wrong?"
         )
         try:
-            hello = Hello(self.run_id, "", "", "")
+            hello = Hello(self.run_id, "", "")
             answer, _, _ = ask((host, port), hello, _LIVING, self.credentials, dark_after=_LIVING)
         except StoreError:
             return
@@ -233,10 +215,7 @@ class Place:
 
 
 class LeasePlace(Place):
-    """The lease of a job, as one agent sees it. Calls of its store block, so they are made outside the loop's thread.
-
-    With a server as `host`, this node's own address is that of the interface which reaches it.
-    """
+    """The lease of a job, as one agent sees it. Calls of its store block, and are made outside the loop's thread."""
 
     dies_with_host = False
 
@@ -259,7 +238,7 @@ class LeasePlace(Place):
         self._address = ""
         self._is_released = False
         self._is_kept = False
-        self._identity = Identity(run_id, "", "", "", 1.0, self.credentials)
+        self._identity = Identity(run_id, "", "", 1.0, self.credentials)
 
     @property
     def term(self) -> int:

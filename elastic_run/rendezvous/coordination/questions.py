@@ -1,8 +1,7 @@
 """Questions that a node asks all nodes of its job (`status`, `stacks`, drains, hang checks): both halves.
 
-The coordinator passes a question on to each node, and sends the asker the answers together. The same question, asked by
-two nodes at a time, is passed on once to each node and answered to both. A node that does not answer in the asker's
-time is missing from the answer.
+The coordinator passes a question on to each node, and sends the asker the answers together. An answer is for each asker
+of the same question. A node that does not answer in the asker's time is missing from the answer.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.rendezvous.coordination.link import Link
-
-__all__ = ["OwnQuestions", "Questions"]
 
 #: Questions that are open at a time, characters of one, and seconds that an asker may wait.
 _MOST = 64
@@ -55,12 +52,10 @@ class Questions:
         if len(question) > _LONGEST or len(self._open) >= _MOST:
             asker.send({"kind": "answers", "number": number, "documents": [], "is_last": True})
             return
-        twin = next((other for other in self._open if other.question == question), None)
-        missing, documents = (set(nodes), []) if twin is None else (set(twin.missing), [*twin.documents])
-        asked = _Open(asker, number, question, missing, documents=documents)
+        asked = _Open(asker, number, question, set(nodes))
         asked.timer = self._loop.call_later(min(wait, _LONGEST_WAIT), lambda: self._finish(asked))
         self._open.append(asked)
-        for link in nodes.values() if twin is None else ():
+        for link in nodes.values():
             link.send({"kind": "asked", "question": question})
 
     def answer(self, node: str, message: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     Found: TypeAlias = tuple[Answer, socket.socket | None, bytes]
 
-    class Owner(Protocol):
+    class _Owner(Protocol):
         """The `Node` for which the coordinator is searched."""
 
         member: Member | None
@@ -62,8 +62,6 @@ if TYPE_CHECKING:
         def drop_link(self) -> None: ...
         def say(self) -> None: ...
 
-
-__all__ = ["CoordinatorSearch"]
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +77,7 @@ class CoordinatorSearch:
     """One agent's search, in the loop of its node."""
 
     def __init__(
-        self, loop: Loop, identity: Identity, place: Place, config: JobConfig, outage: Outage, node: Owner
+        self, loop: Loop, identity: Identity, place: Place, config: JobConfig, outage: Outage, node: _Owner
     ) -> None:
         self.coordinator: Coordinator | None = None  # this agent's port and its coordination
         self._loop = loop
@@ -132,7 +130,7 @@ class CoordinatorSearch:
 
     @property
     def _is_leaving(self) -> bool:
-        return self._node.member is not None and self._node.member.leaving is not None
+        return self._node.member is not None and bool(self._node.member.leaving)
 
     def _serve(self) -> None:
         """Listen at this agent's endpoint, if it has one."""
@@ -172,7 +170,7 @@ class CoordinatorSearch:
             member = self._node.member
             standing = discovering.KNOWS_NOTHING if member is None else discovering.compute_node_standing(member)
             found = discovering.make_answer(self._discovery, standing)
-            self.coordinator.set_answer(Answer(found.role, found.node, found.standing, to=found.to))
+            self.coordinator.answer = Answer(found.role, found.node, found.standing, to=found.to)
         if self._discovery.dead != dead:
             self._node.say()  # the coordinator needs no longer wait for that one
 

@@ -57,7 +57,7 @@ def test_static_nodes_have_the_ranks_that_were_given(enter: Callable[[Node], Nod
         formed = [node.wait_for(Formed).assignment for node in nodes]
     assert [one.group_rank for one in formed] == [0, 2, 1]
     with StoreClient("127.0.0.1", port, 10.0) as worker:
-        assert not worker.check(["left"])
+        assert worker.add("left", 1) == 1
     for node in nodes:
         node.done()
     assert {node.wait_for(Ended).end.verdict for node in nodes} == {"success"}

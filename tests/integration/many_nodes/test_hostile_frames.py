@@ -19,18 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elastic_run import __version__
 from elastic_run.core.job.codec import to_message
 from elastic_run.core.job.documents import NodeInfo, NodeState, Promise, Proposal, Round, RoundEnd, StoreAddress
 from elastic_run.core.job.membership import Ended, Formed
 from elastic_run.records import replace
-from elastic_run.rendezvous.addresses import find_trouble
 from elastic_run.rendezvous.coordination.link import DOCUMENT, MESSAGE, PREAMBLE, FrameReader
 from elastic_run.rendezvous.coordination.opening import NODE, Credentials, Hello, ask, make_nonce
 from elastic_run.store import wire
 from tests.support.launch import ELASTIC_RUN
 from tests.support.local_rendezvous import RUN_ID, place, wait_coordinated
-from tests.support.sessions import free_port, plain_config, tcp_node
+from tests.support.sessions import can_connect, free_port, plain_config, tcp_node
 from tests.support.wait import DEADLINE, wait_until
 
 if TYPE_CHECKING:
@@ -71,7 +69,7 @@ def test_a_connection_that_was_reset_before_it_is_read_ends_nothing(launch: Laun
     port = free_port()
     words = ("--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", worker("say('ran')"))
     first = launch("--node-rank=0", *words)
-    wait_until(lambda: find_trouble("127.0.0.1", port, DEADLINE) is None, what="the port")
+    wait_until(lambda: can_connect("127.0.0.1", port), what="the port")
     first.send(signal.SIGSTOP)
     for data in (wire.encode_opening(1), PREAMBLE, b"elastic"):
         connected = _open(port)
@@ -131,7 +129,7 @@ def test_an_agent_without_descriptors_names_the_limit(launch: Launch, worker: Wo
     wait_coordinated(port)
     with ExitStack() as held:
         for number in range(_LIMIT):
-            hello = Hello(RUN_ID, f"node{number}", "there", __version__)
+            hello = Hello(RUN_ID, f"node{number}", "there")
             try:
                 _, connected, _ = ask(("127.0.0.1", port), hello, 1.0, None, dark_after=DEADLINE)
             except OSError:
@@ -233,7 +231,7 @@ class _Stranger:
         self._number += 1
         name = f"stranger{self._number}"
         nonce = make_nonce() if self._credentials else ""
-        one = Hello("job", name, "there", __version__, nonce=nonce)
+        one = Hello("job", name, "there", nonce=nonce)
         hello = {key: getattr(one, key) for key in Hello.__slots__}
         connected.sendall(PREAMBLE + _frame(MESSAGE, self._alter(hello) if self.draw_bool(0.1) else hello))
         count = 1
@@ -251,7 +249,7 @@ class _Stranger:
         while not (found := list(reader.read())):
             if not (data := connected.recv(65536)):
                 return 0
-            reader.feed(data)
+            reader.rest += data
         if "nonce" not in found[0][1]:
             return 0  # the agent closes the connection
         proof = self._credentials.prove(NODE, nonce, str(found[0][1]["nonce"]))

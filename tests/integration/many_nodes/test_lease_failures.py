@@ -24,7 +24,7 @@ from elastic_run.store.errors import (
     StoreAccessError,
     StoreConnectionError,
 )
-from tests.support.etcd import ROOT, Certificates, Etcd, make_certificates
+from tests.support.etcd import Certificates, Etcd, make_certificates
 from tests.support.leases import ETCD, LONG, TTL, Job, LosingWay, Place, is_free, make_value, take
 from tests.support.store import LOOPBACK
 from tests.support.system import mark_system
@@ -231,24 +231,6 @@ def test_certificates(kind: str, certificates: Certificates) -> None:
             with pytest.raises(StoreAccessError, match=said):
                 refused.read()
             assert time.monotonic() - begun < stretched(DEADLINE / 4)
-
-
-def test_users(certificates: Certificates, tmp_path: Path) -> None:
-    """A user of etcd is let in, also after its token has expired; a wrong password, or none, is refused for good."""
-    secret = tmp_path / "password"
-    secret.write_text(f"{ROOT[1]}\n")
-    conf = {"protocol": "https", "cacert": certificates.cacert}
-    with Etcd(certificates=certificates, has_users=True) as etcd:
-        place = Place("etcd-v3", str(etcd.endpoints[0]), user=ROOT[0], password_file=str(secret), **conf)
-        lease = place.open("job")
-        held = take(lease)
-        lease._pass = "expired"  # type: ignore[attr-defined] # noqa: S105 - no secret
-        assert lease.renew(held, LONG)
-        lease.remove()
-        for user in ({"user": ROOT[0], "password": "wrong"}, {}, {"user": "guest", "password": "guest"}):
-            place = Place("etcd-v3", str(etcd.endpoints[0]), **user, **conf)
-            with pytest.raises(StoreAccessError):
-                place.open("job").acquire(make_value(), LONG)
 
 
 def test_a_directory_that_refuses_us_is_named(tmp_path: Path) -> None:

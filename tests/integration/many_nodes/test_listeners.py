@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.rendezvous.addresses import find_trouble
 from tests.support.hosts import virtual_hosts
 from tests.support.local_rendezvous import COPIED, copied, wait_join_line
+from tests.support.sessions import can_connect
 from tests.support.switch import run
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def start_c10d(host: VirtualHost, endpoint: str, script: Path, *, conf: str = ""
 def find_open(hosts: VirtualHosts, port: int) -> set[str]:
     """Return those of the first host's addresses at which the second one reaches a port of it."""
     with hosts[1].on_network():
-        return {address for address in ALL if find_trouble(address, port, 5.0) is None}
+        return {address for address in ALL if can_connect(address, port)}
 
 
 def master_of(agent: HostProcess) -> tuple[str, int]:

@@ -168,16 +168,14 @@ def test_disagreement_is_refused_with_both_values(launch: Launch, worker: Worker
 
 
 def test_other_times_are_settled_by_the_first_node(launch: Launch, worker: Worker) -> None:
-    """A node with other timeouts is taken in; one line names them, and the first node's hold."""
+    """A node with other timeouts is taken in, and the first node's hold."""
     path = worker("say('rank', rank, 'of', os.environ['WORLD_SIZE'])")
     port, place = make_place()
     first = launch(*place, "--nnodes=2", path)
     wait_coordinated(port)
     second = launch(*place, "--nnodes=2", "--max-backoff=7", "--exit-barrier-timeout=99", path)
     assert [first.wait_exit(), second.wait_exit()] == [0, 0], second.stderr
-    told = "the values of the job's first node apply, not those of this node: --max-backoff is 30 s, not 7 s"
-    assert second.stderr.count(told) == 1
-    assert told not in first.stderr
+    assert "--max-backoff" not in first.stderr + second.stderr
 
 
 def test_a_signal_at_the_end_is_heard(nodes: Nodes, worker: Worker) -> None:

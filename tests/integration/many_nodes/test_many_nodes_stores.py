@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.etcd import ROOT, Certificates, Etcd, make_certificates
+from tests.support.etcd import Certificates, Etcd, make_certificates
 from tests.support.local_rendezvous import RUNS, LocalJob
 from tests.support.programs import shortened
 from tests.support.sessions import free_port
@@ -206,17 +206,11 @@ def test_the_leader_of_etcd_dies(launch: Launch, worker: Worker, backend: str) -
 
 
 # --- a guarded etcd, and places that can't be used -------------------------------------------------------------------
-@pytest.mark.parametrize(("backend", "has_users"), [("etcd", False), ("etcd-v3", False), ("etcd-v3", True)])
-def test_a_guarded_etcd(
-    launch: Launch, worker: Worker, certificates: Certificates, tmp_path: Path, backend: str, *, has_users: bool
-) -> None:
-    """A job meets in an etcd that speaks TLS and wants a user's password, or a certificate of whoever comes."""
-    secret = tmp_path / "password"
-    secret.write_text(f"{ROOT[1]}\n")
-    with Etcd(certificates=certificates, has_users=has_users) as etcd:
-        conf = f"protocol=https,cacert={certificates.cacert},"
-        own = f"cert={certificates.cert},key={certificates.key}"
-        conf += f"user={ROOT[0]},password_file={secret}" if has_users else own
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v3"])
+def test_a_guarded_etcd(launch: Launch, worker: Worker, certificates: Certificates, backend: str) -> None:
+    """A job meets in an etcd that speaks TLS and wants a certificate of whoever comes."""
+    with Etcd(certificates=certificates) as etcd:
+        conf = f"protocol=https,cacert={certificates.cacert},cert={certificates.cert},key={certificates.key}"
         flags = ("--nnodes=2", "--max-restarts=1")
         job = LocalJob(launch, worker(RUNS), *flags, conf=conf, place=(backend, str(etcd.endpoints[0])))
         job.start_all(2)
@@ -228,11 +222,10 @@ def test_a_guarded_etcd(
 @pytest.mark.parametrize(
     ("conf", "expected"),
     [
-        ("protocol=https,cacert={0.cacert},user=root,password=wrong", "user"),
         ("protocol=https,cacert={0.cacert}", "user"),
-        ("protocol=https,user=root,password=wrong", "CERTIFICATE_VERIFY_FAILED"),
+        ("protocol=https", "CERTIFICATE_VERIFY_FAILED"),
     ],
-    ids=["wrong password", "no user", "unknown authority"],
+    ids=["no user", "unknown authority"],
 )
 def test_an_etcd_that_refuses_us_is_named_at_once(
     launch: Launch, worker: Worker, certificates: Certificates, conf: str, expected: str

@@ -252,6 +252,6 @@ def test_what_answers_like_no_agent_is_named_at_once(flood: Callable[..., Flood]
     """An agent that meets another program at its endpoint takes some kilobytes of it, and says what it has met."""
     server = flood(answer, repeats=False)
     with pytest.raises(StoreConnectionError, match=f"what listens at 127.0.0.1:{server.port} is no agent") as caught:
-        ask(("127.0.0.1", server.port), Hello("j", "n", "h", "1"), DEADLINE, None, dark_after=DEADLINE)
+        ask(("127.0.0.1", server.port), Hello("j", "n", "h"), DEADLINE, None, dark_after=DEADLINE)
     assert caught.value.reason == FOREIGN
     assert server.sent < 16 << 20  # most of it is in the kernel's buffers

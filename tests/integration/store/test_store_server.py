@@ -162,12 +162,12 @@ def test_without_descriptors_clients_wait(bench: Bench) -> None:
             while True:
                 fillers.append(os.dup(0))
         late.send(wire.encode_opening(NONCE))
-        bench.turn_until(lambda: bench.server._pause is not None)
+        bench.turn_until(lambda: bench.server._acceptor._pause is not None)
         assert bench.listener.fileno() not in bench.loop._readers
         assert ["ulimit -n" in line for line in bench.refusals] == [True]
         first.close()
         assert late.take(4) == wire.U32.pack(NONCE)
-        assert bench.server._pause is None
+        assert bench.server._acceptor._pause is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in fillers:
@@ -265,24 +265,3 @@ def test_a_thousand_waiters_are_woken(bench: Bench) -> None:
         for peer in bench.peers:
             peer.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.parametrize("turn_away", ["cancels", "leaves", "asks for something else"])
-def test_a_value_that_the_woken_one_leaves_wakes_the_next(bench: Bench, turn_away: str) -> None:
-    """When the client woken for a queue's value doesn't take it, the next one that waits is woken."""
-    first, second, pushing = bench.peer(), bench.peer(), bench.peer()
-    for peer in (first, second):
-        peer.ask(wire.WAIT, 1, b"/q")
-        peer.assert_silent()
-    pushing.ask(wire.QUEUE_PUSH, b"/q", b"v")
-    assert first.take(1) == wire.WAIT_OVER
-    second.assert_silent()
-    if turn_away == "cancels":
-        first.ask(wire.CANCEL_WAIT)
-    elif turn_away == "leaves":
-        first.close()
-    else:
-        first.ask(wire.QUEUE_POP, b"/another")
-    assert second.take(1) == wire.WAIT_OVER
-    second.ask(wire.QUEUE_POP, b"/q")
-    assert (second.take_number(), second.take_string()) == (1, b"v")

@@ -15,7 +15,7 @@ from elastic_run.store.worker_store import (
     PortTakenError,
     choose_loopback,
     is_served_by_agent,
-    open_listener,
+    open_listeners,
     open_worker_store,
 )
 from tests.support.sessions import free_port
@@ -120,7 +120,7 @@ def test_a_new_round_has_a_new_port(desk: Desk, mode: str) -> None:
     store = desk.open(mode)
     following = desk.renew(store)
     assert following.port != store.port
-    open_listener(LOOPBACK, store.port).close()
+    open_listeners([LOOPBACK], store.port)[0].close()
 
 
 @pytest.mark.parametrize("mode", ["agent", "rank0"])
