@@ -100,7 +100,7 @@ def _command(installation: Installation, case: Case, launcher: str) -> list[str]
     training = _WAITING if case.fault.memory else _TRAINING
     words = [script, training if injected else case.fault.name, str(case.rank)]
     flags: tuple[str, ...] = ()
-    words += [str(case.groups), str(_NEVER if case.fault.is_hang else _COLLECTIVE)] if is_torch else [str(case.port)]
+    words += [str(case.groups), str(_NEVER if case.fault.is_hang else _COLLECTIVE)] if is_torch else []
     if launcher == "elastic-run":
         preload = ("--preload=torch",) if is_torch else ()
         flags = (*preload, *case.fault.flags, *((injected,) if injected else ()))
@@ -167,7 +167,6 @@ def _start_agent(installation: Installation, case: Case, host: VirtualHost, numb
         installation.worker("faulty_light"),
         _TRAINING if case.injected else case.fault.name,
         str(case.rank),
-        str(case.port),
     ]
     is_other = case.fault.name == "wrong version on one node" and number == case.rank // PER_HOST
     path = str(_write_other_torch(installation.directory)) if is_other else None

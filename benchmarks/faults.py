@@ -61,8 +61,8 @@ LIGHT_FAULTS = (
         injected="oom@2s",
     ),
     Fault("disk full", r"No space left on device", LIGHT),
-    Fault("import error", r"No module named 'colorsys'", LIGHT, injected="import=colorsys"),
-    Fault("port taken", r"Address already in use", LIGHT, injected="port"),
+    Fault("import error", r"No module named 'colorsys_of_nobody'", LIGHT),
+    Fault("port taken", r"Address already in use", LIGHT),
     Fault("wrong version", r"cannot import name 'scaled_mm'", LIGHT),
 )
 #: The others of these notice at once that a rank has gone.
@@ -91,8 +91,8 @@ HANG_FAULTS = (
 )
 #: Of several hosts; the rank counts the hosts.
 HOST_FAULTS = (
-    Fault("import error on one node", r"No module named 'colorsys'", HOSTS, injected="import=colorsys"),
-    Fault("port taken on one node", r"Address already in use", HOSTS, injected="port"),
+    Fault("import error on one node", r"No module named 'colorsys_of_nobody'", HOSTS),
+    Fault("port taken on one node", r"Address already in use", HOSTS),
     Fault("wrong version on one node", r"torch 2\.4\.0", HOSTS),
     Fault("disk full on one node", r"No space left on device", HOSTS),
     Fault("host dark", r"silent for|lost|no answer|out of reach", HOSTS),
@@ -102,8 +102,6 @@ HOST_FAULTS = (
 #: Hosts of a job of several, and ranks on each.
 HOST_COUNT = 3
 PER_HOST = 2
-#: Below the ports that the kernel chooses.
-_FIRST_PORT = 21100
 #: Faults that torchrun gets as well, in rank 1 of four.
 _FOR_TORCHRUN = frozenset(
     (
@@ -140,13 +138,7 @@ class Case:
         """The flag of elastic-run that injects the fault, or ""."""
         if not self.fault.injected:
             return ""
-        injected = f"port={self.port}" if self.fault.injected == "port" else self.fault.injected
-        return f"--inject-fault={injected}:rank={self.rank}"
-
-    @property
-    def port(self) -> int:
-        """A port for the program; another one for each case of a kind, as two of them run at a time."""
-        return _FIRST_PORT + self.size + self.rank
+        return f"--inject-fault={self.fault.injected}:rank={self.rank}"
 
     @property
     def is_for_torchrun(self) -> bool:

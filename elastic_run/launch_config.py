@@ -14,7 +14,8 @@ import os
 
 from elastic_run import contract, signals
 from elastic_run.agent.api import WorkerGroup, WorkerSpec
-from elastic_run.agent.context import AgentContext, AgentOptions, parse_signals
+from elastic_run.agent.context import AgentOptions, parse_signals
+from elastic_run.agent.driver import AgentParts
 from elastic_run.agent.worker_launch import start_early
 from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id, preloaded, short_name, whole_seconds
 from elastic_run.core.config import AgentConfig, JobConfig, NodeConfig
@@ -204,7 +205,7 @@ def make_agent_context(
     *,
     is_whole_process: bool,
     mask: frozenset[int] | None = None,
-) -> AgentContext:
+) -> AgentParts:
     """Bring together what the rounds of an agent share: workers, rendezvous, output, and what the user asked for.
 
     Without a run id the job gets a random one, as with torch. `mask` are the signals that were blocked before this
@@ -218,7 +219,7 @@ def make_agent_context(
     logs_specs = config.logs_specs or DefaultLogsSpecs()
     if isinstance(logs_specs, DefaultLogsSpecs) and hasattr(spec.rdzv_handler, "open_session"):
         logs_specs.host = os.uname().nodename  # other nodes may have the same directory
-    context = AgentContext(
+    context = AgentParts(
         WorkerGroup(spec),
         logs_specs,
         _options(config, entrypoint, is_whole_process=is_whole_process, adopts_orphans=adopts_orphans),
@@ -280,7 +281,7 @@ def _open_port(kind: Callable[[int], Port], port: int, name: str) -> Port:
     return server
 
 
-def make_agent(config: LaunchConfig, context: AgentContext, *, health_check_server: Any = None) -> LocalElasticAgent:
+def make_agent(config: LaunchConfig, context: AgentParts, *, health_check_server: Any = None) -> LocalElasticAgent:
     """Make this node's agent, not yet running."""
     from elastic_run.agent.local_elastic_agent import LocalElasticAgent
 

@@ -1,7 +1,7 @@
 """A worker without torch: after a moment the rank that is told to has its fault, the others wait.
 
-Where the launcher injects the fault, all of them train: they import a module, bind a port, write files. Where it takes
-the memory, they wait: a rank that asks for memory while the victim is being ended makes the kernel end another process.
+Where the launcher injects the fault, all of them train. Where it takes the memory, they wait: a rank that asks for
+memory while the victim is being ended makes the kernel end another process.
 """
 
 import importlib
@@ -12,12 +12,23 @@ import sys
 import time
 from collections.abc import Callable
 
-FAULT, RANK, PORT = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+FAULT, RANK = sys.argv[1], int(sys.argv[2])
 
 
 def raise_error() -> None:
     """Fail as a program does."""
     raise ValueError("bad batch")
+
+
+def import_nothing() -> None:
+    """Import a module that is not installed."""
+    importlib.import_module("colorsys_of_nobody")
+
+
+def bind_twice() -> None:
+    """Serve at a port that is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        socket.create_server(first.getsockname())
 
 
 def import_new_name() -> None:
@@ -45,11 +56,8 @@ def walk() -> None:
 
 
 def train() -> None:
-    """Make steps for ever, each with a checkpoint; the rank `RANK` also opens a port in each step, and closes it."""
-    importlib.import_module("colorsys")
+    """Make steps for ever, each with a checkpoint."""
     while True:
-        if int(os.environ["RANK"]) == RANK:
-            socket.create_server(("127.0.0.1", PORT)).close()
         with open(f"checkpoint-{os.getpid()}", "w", encoding="ascii") as file:
             file.write("a checkpoint")
         time.sleep(0.05)
@@ -59,6 +67,10 @@ FAULTS: dict[str, Callable[[], object]] = {
     "exception": raise_error,
     "disk full": fill_disk,
     "disk full on one node": fill_disk,
+    "import error": import_nothing,
+    "import error on one node": import_nothing,
+    "port taken": bind_twice,
+    "port taken on one node": bind_twice,
     "wrong version": import_new_name,
     "wrong version on one node": meet_other_version,
     "host dark": signal.pause,

@@ -18,6 +18,7 @@ from elastic_run.store.worker_store import raise_descriptor_limit
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from threading import Thread
 
     from elastic_run.agent.api import WorkerGroup
     from elastic_run.agent.driver.flight_recorder import FlightRecorder
@@ -33,13 +34,14 @@ if TYPE_CHECKING:
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
     from elastic_run.signals import SignalInfo
-    from elastic_run.timer.timer_file import TimerFile
+    from elastic_run.timer.timer_file import ScopeTimer, TimerFile
 
 
 #: Descriptors of the launcher itself: the number that it needs, and the number that it usually reserves.
 _DESCRIPTORS_LEAST = 24
 _DESCRIPTORS = 64
-#: For each worker: pidfd, three pipes while it starts, two log files that are written and read, a client.
+#: For each worker: pidfd, and of two streams a pipe and a file that is written and read; usually more while it starts.
+_LEAST_PER_WORKER = 7
 _DESCRIPTORS_PER_WORKER = 10
 #: Seconds beside --shutdown-timeout before the scheduler ends a job: for the launcher's own end.
 _STOP_MARGIN = 5.0
@@ -93,7 +95,7 @@ class AgentOptions:
 
 
 class AgentContext:
-    """What the parts of one agent share; loop, console and the state of its machine come with the supervisor."""
+    """What the parts of one agent share; what has no value here comes with the supervisor."""
 
     loop: Loop
     console: Console
@@ -101,6 +103,9 @@ class AgentContext:
     started: float
     #: Takes the machine's events.
     feed: Callable[[Event], None]
+    #: Gets each step of a round by torch's name, and its milliseconds; and torch's events of the workers' timers.
+    on_step: Callable[[str, float], None]
+    on_timer: Callable[[str, ScopeTimer | None], None]
 
     def __init__(self, group: WorkerGroup, logs_specs: LogsSpecs, options: AgentOptions) -> None:
         self.group = group
@@ -132,6 +137,8 @@ class AgentContext:
         #: process has blocked no others since.
         self.mask: frozenset[int] | None = None
         self._announced = ""
+        #: Asks the GPUs' driver, which may hang.
+        self.gpu_thread: Thread | None = None
 
     def say(self, text: str) -> None:
         """Write one line for the user."""
@@ -161,13 +168,10 @@ class AgentContext:
     def _usual_descriptors(self) -> int:
         return self.group.spec.local_world_size * _DESCRIPTORS_PER_WORKER + _DESCRIPTORS
 
-    def make_room(self, held: int) -> None:
-        """Allow this process as many descriptors as its workers' streams and clients take; workers keep their limit.
-
-        Raises:
-            OSError: The system allows fewer than the `held` ones, which it needs while the workers run.
-        """
-        workers, least = self.group.spec.local_world_size, held + _DESCRIPTORS_LEAST
+    def make_room(self) -> None:
+        """Allow this process as many descriptors as it needs; workers keep their limit. OSError: fewer are allowed."""
+        workers = self.group.spec.local_world_size
+        least = workers * _LEAST_PER_WORKER + _DESCRIPTORS_LEAST
         is_raisable = self.options.is_whole_process and self.worker_limit is None
         if is_raisable and allowed_descriptors() < max(least, self._usual_descriptors):
             self.worker_limit = raise_descriptor_limit()
@@ -184,10 +188,7 @@ class AgentContext:
 
     @property
     def has_room_for_stacks(self) -> bool:
-        """Whether each worker gets a pipe for its stacks, after `make_room`.
-
-        Only where the workers' own limit of descriptors is plenty: a number beyond it could not be inherited.
-        """
+        """Whether each worker gets a pipe for its stacks; its number has to be within the workers' own limit."""
         limit = allowed_descriptors() if self.worker_limit is None else self.worker_limit
         return can_ask_for_stacks() and limit >= self._usual_descriptors
 

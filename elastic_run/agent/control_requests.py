@@ -66,16 +66,12 @@ class Sample:
 
 
 class ControlRequests:
-    """Answers the requests to one agent, and remembers what the next one needs, such as the last CPU times.
+    """Answers the requests to one agent, and remembers what the next one needs, such as the last CPU times."""
 
-    `describe_hang` returns what other nodes need to know of this node's ranks to judge whether the job hangs.
-    """
-
-    def __init__(self, parts: AgentParts, describe_hang: Callable[[], Document] = dict) -> None:
-        self.parts = parts
+    def __init__(self, context: AgentParts, describe_hang: Callable[[], Document] = dict) -> None:
+        self._context = context
         self._describe_hang = describe_hang
         self._last_sample: Sample | None = None
-        self._gpu_memory: dict[str, Any] = {}
         self._is_drained = False
 
     def answer(self, http: HttpRequest) -> None:
@@ -100,7 +96,7 @@ class ControlRequests:
     # --- the job -----------------------------------------------------------------------------------------------------
     def identify(self, _: Document, reply: Deliver) -> None:
         """Describe the job that the agent runs."""
-        context, spec = self.parts.context, self.parts.context.group.spec
+        context, spec = self._context, self._context.group.spec
         # Nodes of one job share the place where they meet; it tells the job from others if no user has chosen the id.
         place = spec.master_port or ""
         if not place and spec.rdzv_handler.get_run_id() == NO_RUN_ID:
@@ -109,7 +105,7 @@ class ControlRequests:
             {
                 **self._describe_job(),
                 "version": __version__,
-                "started_at": time.time() - (self.parts.context.loop.now() - self.parts.context.started),
+                "started_at": time.time() - (self._context.loop.now() - self._context.started),
                 "max_nodes": context.options.job_config.max_nodes,
                 "place": str(place),
                 "is_whole_process": context.options.is_whole_process,
@@ -117,7 +113,7 @@ class ControlRequests:
         )
 
     def _describe_job(self) -> Document:
-        context = self.parts.context
+        context = self._context
         spec, log_dir = context.group.spec, context.log_directory
         return {
             "run_id": context.run_id,
@@ -125,59 +121,54 @@ class ControlRequests:
             "host": context.hostname,
             "program": program_name(spec.entrypoint, spec.args),
             "log_dir": os.path.abspath(log_dir) if log_dir else "",  # a client has another working directory
-            "state": self.parts.context.agent.state,
+            "state": self._context.agent.state,
         }
 
     def stop(self, arguments: Document, reply: Deliver) -> None:
         """Stop the job as SIGTERM would; the end of the agent shows that the job is over."""
         pid = arguments.get("pid")
         self._stop(f"pid {pid} (elastic-run stop)" if isinstance(pid, int) else "elastic-run stop")
-        reply({"grace": self.parts.context.options.shutdown_timeout})
+        reply({"grace": self._context.options.shutdown_timeout})
 
     def _stop(self, sender: str) -> None:
         """Stop the job, or this node's part of it, as if SIGTERM had come; the answer of the request is sent first."""
 
         def stop() -> None:
-            self.parts.context.senders.name(SIGTERM, sender)
-            self.parts.context.feed(Signalled(SIGTERM))
+            self._context.senders.name(SIGTERM, sender)
+            self._context.feed(Signalled(SIGTERM))
 
-        self.parts.context.loop.call_soon(stop)
+        self._context.loop.call_soon(stop)
 
     # --- this node ---------------------------------------------------------------------------------------------------
     def measure(self, deliver: Deliver) -> None:
-        """Give the state of this node and of its workers to a function, once and in the loop.
-
-        CPU time is measured between two moments: the last request, if it was not long ago, and now. Without a last
-        request the answer comes `_INTERVAL` seconds later. Without a request nothing is measured.
-        """
+        """Deliver the state of this node and its workers; CPU time is that since the last request or a moment."""
         before, now = self._last_sample, self._take_sample()
 
         def conclude(first: Sample) -> None:
             later = self._last_sample = self._take_sample()
-            loop = self.parts.context.loop
-            ask_gpu_use(loop, self._gpu_memory, lambda gpus: deliver(self.describe_node(first, later, gpus)))
+            ask_gpu_use(self._context, lambda gpus: deliver(self.describe_node(first, later, gpus)))
 
         is_fresh = before is not None and _INTERVAL <= now.at - before.at <= _LONGEST_INTERVAL
         if before is not None and is_fresh and now.usage.keys() <= before.usage.keys():
             conclude(before)
         else:
-            self.parts.context.loop.call_later(_INTERVAL, lambda: conclude(now))
+            self._context.loop.call_later(_INTERVAL, lambda: conclude(now))
 
     def _take_sample(self) -> Sample:
-        current = self.parts.current
+        current = self._context.current
         used = {} if current is None else {current.workers.pids[rank]: own for rank, own in read_usage(current).items()}
-        return Sample(self.parts.context.loop.now(), used)
+        return Sample(self._context.loop.now(), used)
 
     def describe_node(self, before: Sample, now: Sample, gpus: Mapping[int, GpuUse]) -> Document:
         """Return the document of this node; docs/see-into-a-running-job.md lists its fields."""
-        agent, current, context, job = self.parts.context.agent, self.parts.current, self.parts.context, self.parts.job
+        agent, current, context, job = self._context.agent, self._context.current, self._context, self._context.job
         group = context.group
         workers = [] if current is None else group.workers
         return {
             **self._describe_job(),
             "node_rank": group.group_rank,
             "nodes": group.group_world_size,
-            "uptime": now.at - self.parts.context.started,
+            "uptime": now.at - self._context.started,
             "round": agent.round,
             # Between two rounds the workers are those of the last one.
             "round_uptime": now.at - current.started if current is not None and current.number == agent.round else None,
@@ -193,14 +184,14 @@ class ControlRequests:
 
     def take_stacks(self, deliver: Deliver) -> None:
         """Ask this node's workers for their stacks; deliver them when all have answered, or time is over."""
-        parts, current = self.parts, self.parts.current
-        node = {"host": parts.context.hostname, "pid": os.getpid(), "state": parts.context.agent.state}
+        context, current = self._context, self._context.current
+        node = {"host": context.hostname, "pid": os.getpid(), "state": context.agent.state}
         if current is None or not current.workers.alive:
             deliver({**node, "workers": []})
             return
 
         def conclude(dumps: dict[int, Dump]) -> None:
-            found = add_silences(dumps, current, parts.context.loop.now())
+            found = add_silences(dumps, current, context.loop.now())
             workers = [
                 {
                     "rank": rank,
@@ -219,8 +210,8 @@ class ControlRequests:
     def answer_question(self, question: str, deliver: Deliver) -> None:
         """Give this node's answer to a question to all nodes to a function, now or a moment later, in the loop."""
         kind, _, words = question.partition(" ")
-        parts = self.parts
-        of_round = {"round_id": "", "round_nodes": 0} if parts.job is None else parts.job.describe_round()
+        context, job = self._context, self._context.job
+        of_round = {"round_id": "", "round_nodes": 0} if job is None else job.describe_round()
 
         def deliver_of_round(document: Document) -> None:
             deliver({**document, **of_round})
@@ -228,19 +219,15 @@ class ControlRequests:
         if kind == DRAIN:
             deliver_of_round({"asked": question, **self._leave_if_named(words)})
         elif kind == HANG:
-            deliver_of_round({"host": parts.context.hostname, "pid": os.getpid(), **self._describe_hang()})
+            deliver_of_round({"host": context.hostname, "pid": os.getpid(), **self._describe_hang()})
         else:
             (self.take_stacks if kind == STACKS else self.measure)(deliver_of_round)
 
     def _leave_if_named(self, words: str) -> Document:
-        """Leave the job, as at SIGTERM, if this node is the named one: the others go on without it.
-
-        A node rank means a node of the round in which it was asked: once that node has left, its rank is another
-        node's, which may see the question only then.
-        """
+        """Leave the job, as at SIGTERM, if this node is named, by host or by rank in the round of the question."""
         asked_in, _, name = words.partition(" ")
         round_number, own_rank = self._find_seat()
-        host, node_rank = self.parts.context.hostname, own_rank if asked_in == str(round_number) else None
+        host, node_rank = self._context.hostname, own_rank if asked_in == str(round_number) else None
         is_leaving = name == host or (node_rank is not None and name == str(node_rank))
         if is_leaving and not self._is_drained:
             self._is_drained = True
@@ -248,15 +235,11 @@ class ControlRequests:
         return {"host": host, "pid": os.getpid(), "node_rank": node_rank, "is_leaving": is_leaving, "workers": []}
 
     def _find_seat(self) -> tuple[int, int | None]:
-        """Return the newest round that this node was given, and its node rank there.
-
-        The agent's machine hears of a round only when the warm workers are ready: its round may be older than the
-        group's rank.
-        """
-        job = self.parts.job
+        """Return the newest round of this node, which the machine may not have begun, and its node rank there."""
+        job = self._context.job
         if job is not None and job.place is not None:
             return job.place.round, job.place.group_rank
-        return self.parts.context.agent.round, self.parts.context.group.group_rank
+        return self._context.agent.round, self._context.group.group_rank
 
     def drain(self, arguments: Document, reply: Deliver) -> None:
         """Let one node of the job leave, and tell all nodes."""
@@ -273,7 +256,7 @@ class ControlRequests:
 
     def gather(self, question: str, reply: Deliver) -> None:
         """Ask this node and the others at the same time; reply when both are there, as far as they answer in time."""
-        job = self.parts.job
+        job = self._context.job
         answers: dict[str, list[Document]] = {}
 
         def take(part: str, found: list[Document]) -> None:

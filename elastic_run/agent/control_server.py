@@ -1,10 +1,9 @@
 """The agent's control socket, on which commands such as `elastic-run status` ask; see `control_requests`.
 
-- The socket is opened right after the first workers are started, or when the node begins to wait for others, so that
-  commands find a job from its beginning. The module that answers is imported with the first client, or when the workers
-  are past their own start: before, its imports would take a processor from the workers.
-- If the socket can't be opened, the job goes on, and commands don't find it. The same holds after another program has
-  removed the socket, such as a cleaner of old files in /tmp.
+- The socket is opened right after the first workers are started, or when the node begins to wait for others. The module
+  that answers is imported with the first client, or when the workers are past their own start: before, its imports
+  would take a processor from the workers.
+- If the socket can't be opened, or another program removes it, the job goes on, and commands don't find it.
 - Only the user's processes come here: the directory is the user's (`control.socket_directory`).
 """
 
@@ -27,13 +26,10 @@ if TYPE_CHECKING:
 
 
 class ControlServer:
-    """Serves the control socket of one agent; its path is "" until there is one.
+    """Serves the control socket of one agent; `describe_hang` tells whether its ranks hang, for the other nodes."""
 
-    `describe_hang` returns what other nodes need to know of this node's ranks to judge whether the job hangs.
-    """
-
-    def __init__(self, parts: AgentParts, describe_hang: Callable[[], dict[str, Any]] = dict) -> None:
-        self._parts = parts
+    def __init__(self, context: AgentParts, describe_hang: Callable[[], dict[str, Any]] = dict) -> None:
+        self._context = context
         self._describe_hang = describe_hang
         self._requests: ControlRequests | None = None
         self.server: HttpServer | None = None
@@ -57,11 +53,11 @@ class ControlServer:
             return
         self.path = path + SUFFIX
         self.server = HttpServer(listener)
-        self.server.serve(self._parts.context.loop, self._answer)
+        self.server.serve(self._context.loop, self._answer)
 
     def settle(self) -> None:
         """Import what answers, and answer the other nodes."""
-        job, requests = self._parts.job, self.requests
+        job, requests = self._context.job, self.requests
         if job is not None:
             job.answer = requests.answer_question
             for question, deliver in job.unanswered:
@@ -73,7 +69,7 @@ class ControlServer:
         if self._requests is None:
             from elastic_run.agent.control_requests import ControlRequests
 
-            self._requests = ControlRequests(self._parts, self._describe_hang)
+            self._requests = ControlRequests(self._context, self._describe_hang)
         return self._requests
 
     def _answer(self, request: HttpRequest) -> None:

@@ -55,14 +55,10 @@ else:
 
 
 class History:
-    """The rounds of a job so far.
+    """The rounds of a job so far; `ends` are those of the last round if one failed, `root` its first failure.
 
-    Attributes:
-        ends: The ends of the last round's workers; empty if all ended with exit code 0.
-        root: The worker of the last round that failed first, on this node.
-        versions: Which nodes of the last round have which version of torch; "" where all have the same.
-        blamed: A worker of this round that is the cause, however the stop of the round lets it end.
-        overdue: The stacks of workers of this round that did not stop in time, by global rank.
+    `blamed` is a worker of this round that is the cause, however the stop of the round lets it end; `overdue` are the
+    stacks of workers that did not stop in time, by global rank.
     """
 
     def __init__(self, context: AgentContext) -> None:
@@ -90,9 +86,7 @@ class History:
     def prepare(self) -> None:
         """Import the modules that the end or a restart of a job will need, while no worker waits.
 
-        `pip install` may replace or remove the files of elastic-run while the job runs. Without these imports a job
-        that succeeded then ended with a traceback, and a failure had no report. Some flags, such as --hang-timeout,
-        still import modules later.
+        `pip install` may replace the files of elastic-run while the job runs: then a failure would have no report.
         """
         if not self._is_prepared:
             self._is_prepared = True
@@ -212,26 +206,6 @@ class History:
         elif after.is_hurried and not before.is_hurried:
             self._context.say(lines.hurrying())
 
-    def tell_offered(self, number: int, ranks: Sequence[int], *, has_workers: bool) -> None:
-        """Say which workers have got a signal that no flag names."""
-        from elastic_run.report import lines
-
-        size, sender = self._context.group.spec.local_world_size, self._context.senders.find(number)
-        self._context.say(lines.offered(number, sender, ranks, size=size, has_workers=has_workers))
-
-    def tell_folded(self, ended: Round) -> None:
-        """Say which ranks of a round that is over have ended with a KeyboardInterrupt that was shown once."""
-        from elastic_run.report import lines
-
-        for place, local_ranks in ended.output.list_folded():
-            self._context.say(lines.folded([ended.global_ranks[local] for local in local_ranks], place))
-
-    def tell_awaiting_cause(self, seconds: float) -> None:
-        """Say that the cause of a failure is awaited."""
-        from elastic_run.report import lines
-
-        self._context.say(lines.awaiting_cause(seconds))
-
     def _remember_attempt(self, root: WorkerEnd) -> None:
         from elastic_run.core.failure.job_result import Attempt
 
@@ -295,9 +269,8 @@ class History:
     def _is_brief(self, number: int | None) -> bool:
         """Whether this node shows a line in place of the whole report.
 
-        All agents of a Slurm job write to one file. In a large job only the node of the failure and the node with rank
-        0 show the whole report, and nodes that have something of their own to tell. If a signal stops the launcher,
-        which `scancel` sends to all of them, these are nodes whose workers did not stop by themselves.
+        All agents of a Slurm job write to one file. In a large job only the node of the failure and that with rank 0
+        show the whole report, and after `scancel` the nodes whose workers did not stop by themselves.
         """
         group, root = self._context.group, self.root
         if (group.group_world_size or 1) <= FEW_NODES or group.group_rank == 0 or self._survivors:

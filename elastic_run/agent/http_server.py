@@ -3,16 +3,9 @@
 - One request a connection. A client has `WAIT_LIMIT` seconds to ask and as many to take the answer, so a client that
   disappears or reads slowly leaves nothing behind, and never stalls the loop.
 - An exception in an answer ends the connection, with status 500, and not the job.
-- A loop that hangs answers nobody; a probe of Kubernetes counts that as a failure, as it counts status 503.
+- The health port answers `/healthz` with 200 while the loop runs, and `/readyz` with 200 while this node's workers run,
+  otherwise 503; the metrics port `/metrics`, through the package prometheus-client.
 - `http.server` would cost every job 15 ms and 2 MB for a parser of which it needs ten lines.
-
-A cluster's health checks and Prometheus ask at ports of their own:
-
-| port | path | answer |
-|---|---|---|
-| health | ``/healthz`` | 200: the agent's loop answers |
-| health | ``/readyz`` | 200: this node's workers run; 503: nodes meet, or workers are being stopped or have ended |
-| metrics | ``/metrics`` | counts of the events of the event log, through the package prometheus-client |
 """
 
 from __future__ import annotations
@@ -94,10 +87,7 @@ class HttpServer:
 
 
 class HttpRequest:
-    """A connection with one request: it reads the request, lets the server answer it, writes the answer, and closes.
-
-    `method` is "" until the request is here; `path` has no query.
-    """
+    """A connection with one request; `method` is "" until the request is here, `path` has no query."""
 
     def __init__(self, loop: Loop, fd: int, server: HttpServer) -> None:
         self.method = ""
@@ -162,11 +152,7 @@ class HttpRequest:
             self.reply(500, text.encode(errors="backslashreplace"))
 
     def _parse(self) -> bool:
-        """Parse the bytes that have come; return whether they are a whole request.
-
-        Raises:
-            ValueError: They are none.
-        """
+        """Parse the bytes that have come; return whether they are a whole request. ValueError: they are none."""
         head, end, body = self._received.partition(b"\r\n\r\n")
         if not end:
             return False
@@ -216,13 +202,7 @@ _DURATIONS = (
 
 
 class HttpPort(HttpServer):
-    """A port of one agent on all interfaces, since the clients are outside of a pod; 0 takes a free port.
-
-    It is taken before anything is started, so that a port in use is bad input.
-
-    Raises:
-        OSError: The port can't be taken.
-    """
+    """A port on all interfaces, as clients are outside of a pod, taken before anything starts; 0 is any. OSError."""
 
     def __init__(self, port: int) -> None:
         import socket
@@ -257,9 +237,7 @@ def _answer_path(request: HttpRequest, paths: tuple[str, ...], answer: Callable[
 class MetricsPort(HttpPort):
     """The port with the metrics of this node's part of the job, made from the events of the event log as they happen.
 
-    `failures` are the first failures of rounds on this node, by cause. `durations` has the number and the sum of the
-    seconds of each duration, by its metric. All workers of this node ran for `running_s` seconds up to `running_since`,
-    a monotonic time, or None while not all of them run.
+    All workers of this node ran for `running_s` seconds up to `running_since`, None while not all of them run.
     """
 
     def __init__(self, port: int) -> None:

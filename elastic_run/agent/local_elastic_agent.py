@@ -1,12 +1,8 @@
 """LocalElasticAgent: runs the workers of one node as processes, and is notified of every exit.
 
 `agent.driver.supervisor` drives `run`. A subclass that replaces a hook of torch's expects that `run` calls its hooks.
-For such a subclass `run` is the template's (`SimpleElasticAgent`), and the hooks that the subclass did not replace
-start, poll and stop processes of `start_processes`.
-
-Torch measures its own methods. This agent runs without them, so it publishes each step of a round once, under torch's
-names. Without a listener nothing is built or imported: events need a handler other than "null", and a program can have
-configured a handler of metrics only if it has imported `elastic_run.metrics`.
+For such a subclass `run` is the template's (`SimpleElasticAgent`), and the other hooks start, poll and stop processes
+of `start_processes`. Without a listener of events and metrics nothing is built or imported for them.
 """
 
 from __future__ import annotations
@@ -17,7 +13,8 @@ import time
 
 from elastic_run import contract, lazy_names
 from elastic_run.agent.api import DEFAULT_ROLE, RunResult
-from elastic_run.agent.context import AgentContext, AgentOptions, parse_signals
+from elastic_run.agent.context import AgentOptions, parse_signals
+from elastic_run.agent.driver import AgentParts
 from elastic_run.agent.driver.supervisor import Supervisor
 from elastic_run.agent.plugin_calls import close_part, is_ours
 from elastic_run.agent.results import WorkerState
@@ -75,13 +72,6 @@ _HOOKS = (
     *("_assign_worker_ranks", "_exit_barrier", "_initialize_workers", "_invoke_run", "_monitor_workers"),
     *("_rendezvous", "_restart_workers", "_shutdown", "_start_workers", "_stop_workers"),
 )
-#: For each step of a round the methods of torch's agents that do the same, in the order in which they end.
-_METHODS = {
-    "RENDEZVOUS": ("SimpleElasticAgent._rendezvous",),
-    "ASSIGN_WORKER_RANKS": ("SimpleElasticAgent._assign_worker_ranks",),
-    "START": ("LocalElasticAgent._start_workers", "SimpleElasticAgent._initialize_workers"),
-    "STOP": ("LocalElasticAgent._stop_workers",),
-}
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -114,7 +104,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         health_check_server: Any = None,
         uninterruptible_state_timeout: float | None = None,
         *,
-        context: AgentContext | None = None,
+        context: AgentParts | None = None,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._start_method = start_method
@@ -136,7 +126,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 stuck_timeout=uninterruptible_state_timeout,
                 prefix_template=log_line_prefix_template or contract.DEFAULT_PREFIX_TEMPLATE,
             )
-            context = AgentContext(self._worker_group, logs_specs, options)
+            context = AgentParts(self._worker_group, logs_specs, options)
         self._worker_group = context.group
         self._context = context
         self._worker_watchdog: TimerServer | None = None
@@ -144,7 +134,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         self.connect_stop: Callable[[Callable[[int], None]], None] = lambda _: None
         self.job_result: JobResult | None = None
         self._started_at = time.monotonic()
-        self._rounds = 0
         self._published_state = ""
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
@@ -165,31 +154,22 @@ class LocalElasticAgent(SimpleElasticAgent):
 
             # A function that its workers can't get is refused before anything is started or joined.
             Functions(spec.entrypoint, {0: spec.args}, self._start_method)
-        try:
-            with self.supervise() as supervisor:
-                self.connect_stop(supervisor.request_stop)
-                job_result = supervisor.run()
-                self._take_job_result(job_result)
-                # Before the supervisor ends: it removes the workers' error files.
-                result = self._result(job_result)
-                if not result.is_failed() and supervisor.parts.current is not None:
-                    result.return_values.update(supervisor.parts.current.return_values())
-        except Exception:
-            self._publish_run(is_success=False)
-            raise
+        with self.supervise() as supervisor:
+            self.connect_stop(supervisor.request_stop)
+            job_result = supervisor.run()
+            self._take_job_result(job_result)
+            # Before the supervisor ends: it removes the workers' error files.
+            result = self._result(job_result)
+            if not result.is_failed() and (last := self._context.current) is not None:
+                result.return_values.update(last.return_values())
         self._publish_result(result)
         return result
 
     def supervise(self, early_start: LaunchedWorkers | None = None) -> Supervisor:
-        """Make the supervisor of this agent, for a caller that needs its console after the run; the caller closes it.
-
-        Returns:
-            The supervisor, not yet running.
-        """
+        """Make the supervisor, for a caller that needs its console after the run; the caller closes it."""
         self._started_at = time.monotonic()
-        self._supervisor = Supervisor(
-            self._context, early_start, on_step=self._publish_step, on_timer=self._log_watchdog_event
-        )
+        self._context.on_step, self._context.on_timer = self._publish_step, self._log_watchdog_event
+        self._supervisor = Supervisor(self._context, early_start)
         self._setup_healthcheck()
         return self._supervisor
 
@@ -205,7 +185,6 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._publish_result(self._result(job_result))
             self.record_event(self.get_event_succeeded)
         except (SignalException, RendezvousError, OSError):
-            self._publish_run(is_success=False)
             self.record_event(self.get_event_failed)
 
     def _take_job_result(self, job_result: JobResult) -> None:
@@ -238,59 +217,30 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # --- torch's events and metrics -----------------------------------------------------------------------------------
     def _publish_step(self, step: str, duration_ms: float) -> None:
-        """Publish a step of a round: one of `_METHODS`, or FAILED."""
-        if self._supervisor is not None:
-            self._count_remaining(self._supervisor.parts.context.agent.restart_count)
-        if self._worker_group.spec.event_log_handler != "null" and step in (
-            "RENDEZVOUS",
-            "ASSIGN_WORKER_RANKS",
-            "START",
-        ):
-            from functools import partial
-
-            from elastic_run.events import EventSource
-
-            if step == "START":
-                for worker in self._worker_group.workers:
-                    self.record_event(partial(self._construct_event, step, EventSource.WORKER, worker))
-            else:
-                describe = partial(self._construct_event, step, EventSource.AGENT, duration_ms=duration_ms)
-                self.record_event(describe)
-        for name in _METHODS.get(step, ()):
-            self._publish_call(name, duration_ms)
+        """Publish a step of a round by torch's name: RENDEZVOUS, ASSIGN_WORKER_RANKS, START or FAILED."""
+        self._count_remaining(self._context.agent.restart_count)
         if step == "START":
-            self._rounds += 1
-            if self._rounds > 1:
-                self._publish_call("SimpleElasticAgent._restart_workers", duration_ms)
+            for worker in self._worker_group.workers:
+                self._record(step, worker)
             self._published_state = ""
             self._publish_state("healthy")
         elif step == "FAILED":
             self._publish_state("failed")
+        else:
+            self._record(step, duration_ms=duration_ms)
 
     def _publish_state(self, state: str) -> None:
         """Publish the state of the worker group, once for each state that a round comes to."""
         if state != self._published_state and "elastic_run.metrics" in sys.modules:
             role = self._worker_group.spec.role
-            self._publish_call("LocalElasticAgent._monitor_workers", 0.0)
             self.put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
             self.put_metric(f"workers.{role}.{state}", 1)
         self._published_state = state
-
-    def _publish_run(self, *, is_success: bool) -> None:
-        milliseconds = (time.monotonic() - self._started_at) * 1000
-        self._publish_call("SimpleElasticAgent.run", milliseconds, is_success=is_success)
-
-    def _publish_call(self, name: str, duration_ms: float, *, is_success: bool = True) -> None:
-        """Publish a call as `metrics.prof` does."""
-        if "elastic_run.metrics" in sys.modules:
-            self.put_metric(f"{name}.{'success' if is_success else 'failure'}", 1)
-            self.put_metric(f"{name}.duration.ms", int(duration_ms))
 
     def _publish_result(self, result: RunResult) -> None:
         self._publish_state(result.state.value.lower())
         self._record_metrics(result)
         self._record_worker_events(result)
-        self._publish_run(is_success=True)
 
     def _log_watchdog_event(self, name: str, request: ScopeTimer | None) -> None:
         """Emit torch's event of the workers' timers."""

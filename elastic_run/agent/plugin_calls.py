@@ -1,14 +1,10 @@
 """Calls of code that is not ours, of which the job needs no answer: event and metric handlers, and what closes a part.
 
-Rules
 - Such a call never changes how the job ends: what it raises is logged.
-- While the agent runs, its loop makes none of these calls itself. They are made one after another in a thread of their
-  own, so that a call that hangs, in Python or in C, holds up neither the job nor its signals.
+- While the agent runs, the calls are made one after another in a thread of their own: one that hangs, in Python or in
+  C, holds up neither the job nor its signals, unless it is C code that keeps Python's lock.
 - At its end the agent waits until all of them have returned. A second stop signal ends that wait, and so does the
   grace period after the first one; then one line names the call, and no other call is made.
-- Rejected: a handler that raises in the midst of the call. It never runs while the main thread is in C, as in a store's
-  client that waits for a dead server.
-- Code in C that hangs and keeps Python's lock holds everything up, the loop too; SIGKILL ends that.
 """
 
 from __future__ import annotations
@@ -73,14 +69,9 @@ def make_call(name: str, call: Callable[[], Any]) -> Any:
 
 
 class PluginCalls:
-    """The calls that one agent makes of plug-ins.
+    """The calls that one agent makes of plug-ins; the loop's thread waits for them, any thread may ask for one.
 
-    The loop's thread waits for the calls; any thread may ask for one. A call has `grace` seconds after the first of the
-    stop signals that `count_signals` counts.
-
-    Attributes:
-        is_given_up: Whether a call has not returned, and is not waited for any more.
-        is_used: Whether there was any call.
+    A call has `grace` seconds after the first of the stop signals that `count_signals` counts; then it `is_given_up`.
     """
 
     def __init__(

@@ -36,14 +36,7 @@ class WorkerState(str, Enum):
 def raise_unless_worker_failed(
     job_result: JobResult, *, rendezvous_error: Exception | None, start_error: Exception | None
 ) -> None:
-    """Raise torch's exception for a job that did not end by success or by the failure of a worker.
-
-    Raises:
-        SignalException: A signal stopped the launcher.
-        RendezvousError: The nodes did not come together.
-        OSError: The workers could not be started; of the system's class (FileNotFoundError, PermissionError) where the
-            error has a number.
-    """
+    """Raise torch's exception for a job that ended neither by success nor by the failure of a worker."""
     if job_result.signal is not None:
         import os
         import signal

@@ -22,7 +22,8 @@ from elastic_run.signals import SIGTERM
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from typing import Any, ParamSpec, TypeVar
 
     _P = ParamSpec("_P")
@@ -32,25 +33,6 @@ if TYPE_CHECKING:
     from elastic_run.events import Event, EventSource
 
 _BARRIER_KEY = "elastic_run/end/{}"
-
-
-class _Duration:
-    """Emits the event of a step when its block is over; contextlib would be 2 ms more while workers start."""
-
-    def __init__(self, agent: SimpleElasticAgent, state: str) -> None:
-        self._agent, self._state = agent, state
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        from functools import partial
-
-        from elastic_run.events import EventSource
-
-        milliseconds = (time.perf_counter() - self._started) * 1000
-        describe = self._agent._construct_event  # noqa: SLF001 - torch's hook
-        self._agent.record_event(partial(describe, self._state, EventSource.AGENT, duration_ms=milliseconds))
 
 
 def measured(method: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -161,16 +143,12 @@ class SimpleElasticAgent(ElasticAgent):
     @measured
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Take this node's place in a round, and start its workers."""
-        from functools import partial
-
-        from elastic_run.events import EventSource
-
         self._rendezvous(worker_group)
         ids = self._start_workers(worker_group)
         for local_rank, worker_id in ids.items():
             worker = worker_group.workers[local_rank]
             worker.id = worker_id
-            self.record_event(partial(self._construct_event, "START", EventSource.WORKER, worker))
+            self._record("START", worker)
         worker_group.state = WorkerState.HEALTHY
 
     @measured
@@ -227,9 +205,19 @@ class SimpleElasticAgent(ElasticAgent):
         except Exception as error:  # noqa: BLE001 - a foreign store's; our own workers have succeeded
             _log().warning("elastic-run: not all nodes reached the end of the job: %s", error)
 
-    def record_duration(self, state: str) -> _Duration:
+    def record_duration(self, state: str) -> AbstractContextManager[None]:
         """Return a context manager around a step, which emits an event of this state with its duration."""
-        return _Duration(self, state)
+        from contextlib import contextmanager  # 2 ms, which workers would wait for
+
+        @contextmanager
+        def measure() -> Iterator[None]:
+            started = time.perf_counter()
+            try:
+                yield
+            finally:
+                self._record(state, duration_ms=(time.perf_counter() - started) * 1000)
+
+        return measure()
 
     def _post_call(self, name: str, call: Callable[[], object]) -> None:
         """Make a call of a plug-in that must not change how the job ends."""
@@ -243,6 +231,14 @@ class SimpleElasticAgent(ElasticAgent):
         if is_recorded(destination) and (event := make_call("the description of an event", make_event)) is not None:
             handler = get_logging_handler(destination)
             self._post_call(name_call(handler, "emit"), lambda: record(event, destination))
+
+    def _record(self, state: str, worker: Worker | None = None, **details: Any) -> None:
+        """Emit an event of a worker or of the agent; nothing is imported for it where the user chose no handler."""
+        if self._worker_group.spec.event_log_handler != "null":
+            from elastic_run.events import EventSource
+
+            source = EventSource.AGENT if worker is None else EventSource.WORKER
+            self.record_event(lambda: self._construct_event(state, source, worker, **details))
 
     def put_metric(self, name: str, value: int) -> None:
         """Publish a metric, if there is a handler for it."""
@@ -333,11 +329,7 @@ class SimpleElasticAgent(ElasticAgent):
         self.put_metric(f"workers.{spec.role}.flakiness", int(flakiness))
 
     def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
-        """Return a worker's state for the last events: the group's state, or TERMINATED if it was stopped.
-
-        Raises:
-            ValueError: The result knows nothing of the worker.
-        """
+        """Return a worker's state for the last events: the group's, or TERMINATED if it was stopped. ValueError."""
         is_failed = worker.global_rank in result.failures
         if result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED) and not is_failed:
             return "TERMINATED"
@@ -351,9 +343,6 @@ class SimpleElasticAgent(ElasticAgent):
         if self._worker_group.spec.event_log_handler == "null":
             return
         import json
-        from functools import partial
-
-        from elastic_run.events import EventSource
 
         for worker in self._worker_group.workers:
             failure, state = result.failures.get(worker.global_rank), self._get_worker_state(worker, result)
@@ -361,7 +350,7 @@ class SimpleElasticAgent(ElasticAgent):
             if failure is not None:
                 error = json.dumps(failure.error_file_data)
                 details = {"raw_error": error, "exit_code": failure.exitcode, "worker_pid": failure.pid}
-            self.record_event(partial(self._construct_event, state, EventSource.WORKER, worker, **details))
+            self._record(state, worker, **details)
 
 
 def _log() -> Any:
@@ -373,9 +362,8 @@ def _log() -> Any:
 def ask_for_ranks(store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> tuple[int, int, int, int]:
     """Return the rank of a node's first worker, the number of workers, its rank in its role, and the role's size.
 
-    Our own rendezvous delivers the workers' ranks. With a foreign one each agent writes the number and the role of its
-    workers into the round's store, as torch's agents do. The agent of rank 0 computes the ranks for all, so that the
-    exchange costs O(N). Raises whatever the round's store raises when a node doesn't tell in time.
+    Our own rendezvous delivers these. With a foreign one the agents write the numbers of their workers into the round's
+    store, as torch's do, and the agent of rank 0 computes the ranks for all: O(N).
     """
     size = spec.local_world_size
     if group_world_size == 1:

@@ -23,20 +23,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from elastic_run.agent.api import Worker, WorkerGroup, WorkerSpec
+    from elastic_run.agent.api import WorkerGroup, WorkerSpec
     from elastic_run.agent.context import AgentContext
-    from elastic_run.core.agent.faults import Fault
     from elastic_run.multiprocessing.functions.launch import Functions
     from elastic_run.multiprocessing.logs import LogsDest
     from elastic_run.multiprocessing.starter import StartedWorker
-    from elastic_run.store.worker_store import PortTakenError, WorkerStore
+    from elastic_run.store.worker_store import WorkerStore
 
 
 class RoundJoin:
-    """Joins round after round: sets the workers' ranks and the master address.
-
-    A store's port is open, and its address is published, before the store is served: that needs no loop.
-    """
+    """Joins round after round. A store's port is open, its address published, before it is served in the loop."""
 
     def __init__(self, context: AgentContext) -> None:
         #: The workers' store of this node; None before it is opened, or if the rendezvous takes none.
@@ -70,21 +66,8 @@ class RoundJoin:
             store = self.renew_store()
             offer(store.host, store.port, use_agent_store=store.use_agent_store)
 
-    def describe_taken_port(self, error: PortTakenError) -> str:
-        """Tell the user that another process has the port of `--master-port`, and how to solve that."""
-        if self._group.spec.rdzv_handler.get_backend() != "static":
-            return f"--master-port: {error}"
-        return (
-            f"--master-port: {error.fact}: choose another port, the same on all nodes; if that process is another node "
-            "of this job, give this node another --node-rank"
-        )
-
     def take_place(self) -> None:
-        """Wait for the next round, and take this node's place in it.
-
-        Raises:
-            RendezvousError: There is no round; a foreign handler may raise anything else.
-        """
+        """Wait for the next round, and take this node's place in it; a foreign handler may raise anything."""
         group, spec = self._group, self._group.spec
         found = spec.rdzv_handler.next_rendezvous()
         group.store = found.store
@@ -179,10 +162,7 @@ class LaunchedWorkers:
 
 
 def start_early(context: AgentContext) -> LaunchedWorkers | None:
-    """Start the first round's workers if they need not wait for other nodes or for a template's imports.
-
-    Otherwise the supervisor begins with it; it also tells the user if the round can't be joined.
-    """
+    """Start the first round's workers if they need not wait; otherwise the supervisor does it."""
     round_join = RoundJoin(context)
     is_checked_first = bool(context.options.node_config.health_check)
     is_alone = round_join.is_immediate and context.options.is_whole_process
@@ -212,8 +192,8 @@ def launch_workers(
 ) -> LaunchedWorkers:
     """Start every worker of this node; the context's group has the round's ranks and master address.
 
-    If a worker can't be started, the workers before it are returned with the reason. It raises a defect of a plug-in,
-    or of this program, if nothing was ever started. `on_fork` closes the launcher's descriptors in a forked worker.
+    If a worker can't be started, the workers before it are returned with the reason; a defect is raised if nothing was
+    ever started. `on_fork` closes the launcher's descriptors in a forked worker.
     """
     launched = LaunchedWorkers(Wiring(capture=context.options.agent_config.capture))
     try:
@@ -256,9 +236,7 @@ def _launch(
     starter.makes_directories = type(context.logs_specs) is DefaultLogsSpecs
     starter.logs = launched.logs = _lay_out_logs(context, envs, launched)
     context.announce_log_directory()
-    context.make_room(
-        _count_descriptors(launched.logs, capture=context.options.agent_config.capture) + len(starter.closed)
-    )
+    context.make_room()
     starter.descriptor_limit = context.worker_limit
     starter.has_stacks = context.has_room_for_stacks
     is_shared = len(group.workers) > 1 and is_read_in_lines(STDOUT)
@@ -269,7 +247,12 @@ def _launch(
             env.update(context.kept.describe(rank))
     context.switch_on_recorders(envs, launched.logs)
     if any(fault.is_of_worker for fault in context.options.faults):
-        launched.fault_sockets = _open_to_faults(envs, group.workers, context.options.faults, restart_count)
+        from elastic_run.diagnosis.recorder import make_name
+
+        # Python workers take requests for faults at these sockets (`diagnosis.fault_thread`).
+        launched.fault_sockets = {rank: make_name("faults") for rank in envs}
+        for rank, name in launched.fault_sockets.items():
+            envs[rank][contract.ENV_FAULTS] = name
     if not context.guardian.pid:
         # Before the first worker, and no earlier: a page that this process writes to after the fork is copied first.
         context.guardian.start()
@@ -285,25 +268,6 @@ def _launch(
         context.limit_worker(started.pid)
         if started.function is not None:
             started.function.begin()
-
-
-def _open_to_faults(
-    envs: Mapping[int, dict[str, str]], workers: Sequence[Worker], faults: Sequence[Fault], restart_count: int
-) -> dict[int, str]:
-    """Let Python workers take requests for faults; return the names of their sockets (`diagnosis.fault_thread`)."""
-    from elastic_run.core.agent.faults import plan_faults
-    from elastic_run.diagnosis.recorder import make_name
-
-    from_start: dict[int, list[str]] = {}
-    for planned in plan_faults(faults, attempt=restart_count, world_size=workers[0].world_size):
-        action, _, module = planned.fault.action.partition(" ")
-        if action == "import":
-            from_start.setdefault(planned.rank, []).append(module)
-    sockets = {worker.local_rank: make_name("faults") for worker in workers}
-    for worker in workers:
-        name = sockets[worker.local_rank]
-        envs[worker.local_rank][contract.ENV_FAULTS] = " ".join((name, *from_start.get(worker.global_rank, ())))
-    return sockets
 
 
 def _lay_out_logs(context: AgentContext, envs: dict[int, dict[str, str]], launched: LaunchedWorkers) -> LogsDest:
@@ -333,18 +297,6 @@ def _command(spec: WorkerSpec, rank: int) -> list[str]:
     return [words[0], *macros.substitute(words[1:], str(rank))]
 
 
-def _count_descriptors(logs: LogsDest, *, capture: bool) -> int:
-    """Return how many this process holds for its workers: pidfds, pipes of streams that pass through, files of tees.
-
-    Of a tee the file counts twice: it is read when the console has fallen behind (`Backlog`).
-    """
-    teed = sum(is_log(path) for tees in (logs.tee_stdouts, logs.tee_stderrs) for path in tees.values())
-    streams = [logs.stderrs, logs.stdouts] if _is_any_stdout_passed(logs) else [logs.stderrs]
-    captured = sum(not is_log(path) for paths in streams for path in paths.values()) if capture else 0
-    kept = sum(len(getattr(logs, name, ())) for name in ("kept_stdouts", "kept_stderrs")) if capture else 0
-    return len(logs.stdouts) + captured + kept + 3 * teed
-
-
 def _is_any_stdout_passed(logs: LogsDest) -> bool:
     """Whether the launcher itself writes the stdout of any worker; torch's class keeps no output."""
     return any(map(is_log, (*logs.tee_stdouts.values(), *getattr(logs, "kept_stdouts", {}).values())))
@@ -360,12 +312,9 @@ def worker_environments(
     signals: Sequence[int],
     more: Mapping[str, str] | None = None,
 ) -> dict[int, dict[str, str]]:
-    """Return the variables that each worker gets on top of the launcher's own environment: torchrun's contract.
+    """Return the variables of each worker beside the launcher's own environment: torchrun's contract.
 
-    Source: torch 2.13, LocalElasticAgent._start_workers; our own variables are defined in `contract`.
-
-    Raises:
-        ValueError: With virtual local ranks, more workers than visible devices.
+    Source: torch 2.13, LocalElasticAgent._start_workers. ValueError: more workers than devices for virtual local ranks.
     """
     spec = group.spec
     shared = {

@@ -16,13 +16,12 @@ _KINDS = {
     "kill": SIGKILL,
     "stop": SIGSTOP,
     "signal": None,
-    "child": None,
     **dict.fromkeys(sorted(AGENT_ACTIONS), 0),
     **dict.fromkeys(ACTIONS, 0),
 }
-#: Kinds that take a time as value, and those that take a number: its default, the least and the most.
+#: Kinds that take a time as value.
 _PAUSING = ("stop", "freeze")
-_NUMBERS = {"exit": (1, 0, 255), "port": (None, 1, 65535), "slow": (10, 2, 100)}
+_HIGHEST_CODE = 255
 _PLACES = ("rank", "attempt", "seed")
 
 
@@ -49,14 +48,12 @@ def _read_fault(text: str) -> Fault:
     kind, _, value = head.partition("=")
     if kind not in _KINDS:
         refuse(f"has a fault {kind!r}, which is none of {', '.join(_KINDS)}")
-    if kind == "import" and at:
-        refuse(f"has the time {when!r}, but the module of import={value} is missing from the start")
     signal = _KINDS[kind]
     if signal is None:
         signal = signal_number(value)
         if signal is None:
             refuse(f"has {kind}={value}, which is not the name of a signal such as SIGSEGV")
-    elif value and kind not in (*_PAUSING, *_NUMBERS, "import"):
+    elif value and kind not in (*_PAUSING, "exit"):
         refuse(f"has {kind}={value}, but {kind} takes no value")
     first, dots, last = when.partition("..") if at else ("0", "", "")
     after = _read_seconds(first)
@@ -75,22 +72,15 @@ def _read_fault(text: str) -> Fault:
         pause=_read_seconds(value) if kind in _PAUSING and value else 0.0,
         seed=_read_number("seed", places.get("seed", "0")) or 0,
         action=_read_action(kind, value),
-        is_for_child=kind == "child",
     )
 
 
 def _read_action(kind: str, value: str) -> str:
-    if kind in _NUMBERS:
-        default, least, most = _NUMBERS[kind]
-        number = _read_number(kind, str(default) if not value and default is not None else value) or 0
-        if not least <= number <= most:
-            bound = f"above {most}" if number > most else f"below {least}"
-            refuse(f"has {kind}={value}, which is {bound}")
-        return f"{kind} {number}"
-    if kind == "import":
-        if not all(part.isidentifier() for part in value.split(".")):
-            refuse(f"has import={value}, which is not the name of a module such as torchvision")
-        return f"{kind} {value}"
+    if kind == "exit":
+        code = _read_number(kind, value or "1") or 0
+        if code > _HIGHEST_CODE:
+            refuse(f"has {kind}={value}, which is above {_HIGHEST_CODE}")
+        return f"{kind} {code}"
     return kind if kind in ACTIONS or kind in AGENT_ACTIONS else ""
 
 

@@ -2,25 +2,25 @@
 
 A request is one of HTTP, and so is its answer. The path has the version of the protocol; a new request, or a new field,
 is no new version. Any other client can ask as well: `curl --unix-socket PATH --data '{}' http://agent/v1/status`.
-
-RUN is a run id or the beginning of one, the pid of a launcher, or the path of its control socket; it may be left out
-where one job runs. Launchers of jobs of several nodes with the same run id are one job, since nodes of it may share a
-machine: with `static` or without an id only if they also meet at the same place.
+Launchers of jobs of several nodes with the same run id are one job, since nodes of it may share a machine: with
+`static` or without an id only if they also meet at the same place.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import struct
 import time
+from contextlib import ExitStack
+from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse
 
 from elastic_run.contract import NO_RUN_ID
 from elastic_run.control.socket_directory import find_sockets, remove_stale
 from elastic_run.notices import UsageError
-from elastic_run.records import dataclass
+from elastic_run.records import dataclass, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,9 +33,11 @@ ANSWER_LIMIT = 1 << 24
 #: Seconds that an agent may take to answer, unless the caller says otherwise. It took up to 0.6 s
 #: where fifteen times as many threads as processors were to run.
 WAIT_LIMIT = 5.0
-_CHUNK = 1 << 18
+#: Seconds for an answer that is there, after an agent before it has used up the time.
+_LEAST_WAIT = 0.05
 #: struct ucred of unix(7): pid, uid, gid.
 _CREDENTIALS = struct.Struct("3i")
+_UNREADABLE = "the agent's answer can't be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,126 +53,74 @@ class Answer:
 def ask_all(
     paths: Sequence[str], name: str, arguments: Mapping[str, Any] | None = None, *, wait_limit: float = WAIT_LIMIT
 ) -> list[Answer]:
-    """Ask several agents at once, and wait some seconds for all answers together; a stale socket is removed.
+    """Ask several agents at once for a key of `agent.control_requests.REQUESTS`; wait some seconds for all answers.
 
-    Args:
-        paths: Their sockets.
-        name: A key of `agent.control_requests.REQUESTS`.
-        arguments: Its arguments by name.
-        wait_limit: Seconds.
-
-    Returns:
-        An answer for each agent that runs, in the order of the paths.
+    Returns an answer for each agent that runs, in the order of the paths; a stale socket is removed.
     """
     body = json.dumps(arguments or {})
     request = f"POST /v{VERSION}/{name} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
-    asked = [conversation for path in paths if (conversation := _begin(path)) is not None]
-    try:
-        for conversation in asked:
-            conversation.send(request)
-        _collect([each for each in asked if not each.error], time.monotonic() + wait_limit)
-        return [each.conclude(wait_limit) for each in asked]
-    finally:
-        for conversation in asked:
-            conversation.socket.close()
+    deadline = time.monotonic() + wait_limit
+    with ExitStack() as stack:
+        asked = []
+        for path in paths:  # all of them before the first answer is awaited
+            connection = stack.enter_context(socket.socket(socket.AF_UNIX))
+            if (begun := _send(path, connection, request)) is not None:
+                asked.append((begun, connection))
+        return [begun if begun.error else _receive(begun, each, deadline, wait_limit) for begun, each in asked]
 
 
-class _Conversation:
-    """One connection; the queue of clients has no room for it if the agent has accepted no client for long."""
-
-    def __init__(self, path: str, connection: socket.socket, *, is_queued: bool = True) -> None:
-        self.path = path
-        self.socket = connection
-        self.error = ""
-        self.is_over = False
-        self._received = bytearray()
-        self._pid = 0
-        if not is_queued:
-            self.error = f"the agent at {path} accepts no client (is it stopped?)"
-            return
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        self._pid, owner, _ = _CREDENTIALS.unpack(credentials)
-        if owner != os.geteuid():
-            self.error = f"{path} belongs to another user ({owner})"
-
-    def send(self, request: bytes) -> None:
-        """Send the request, which a new connection takes at once."""
-        if self.error:
-            return
-        try:
-            self.socket.sendall(request)
-        except OSError as error:
-            self.error = f"the agent with pid {self._pid} takes no request: {error.strerror or error}"
-
-    def receive(self) -> None:
-        """Read the bytes that have come."""
-        try:
-            data = self.socket.recv(_CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._received += data
-        self.is_over = not data or len(self._received) > ANSWER_LIMIT
-
-    def conclude(self, wait_limit: float) -> Answer:
-        """Return the answer, or the reason why there is none."""
-        if not self.error and not self.is_over:
-            self.error = f"the agent with pid {self._pid} does not answer within {wait_limit:g} s (is it stopped?)"
-        elif not self.error and not self._received:
-            self.error = f"the agent with pid {self._pid} has ended, or has too many clients"
-        document = None if self.error else self._parse()
-        return Answer(self.path, self._pid, document, self.error)
-
-    def _parse(self) -> dict[str, Any] | None:
-        head, _, body = self._received.partition(b"\r\n\r\n")
-        if head.split(b" ", 2)[1:2] != [b"200"]:
-            self.error = body.decode(errors="replace").strip() or "the agent's answer can't be read"
-        elif len(self._received) > ANSWER_LIMIT:
-            self.error = f"the agent's answer is larger than {ANSWER_LIMIT} bytes"
-        else:
-            try:
-                document = json.loads(body)
-            except (ValueError, RecursionError):
-                document = None
-            if isinstance(document, dict):
-                return document
-            self.error = "the agent's answer is not a JSON object"
-        return None
-
-
-def _begin(path: str) -> _Conversation | None:
-    """Connect; None where the agent has ended."""
-    connection = socket.socket(socket.AF_UNIX)
+def _send(path: str, connection: socket.socket, request: bytes) -> Answer | None:
+    """Send a request, which a new connection takes at once; return the begun answer, None without an agent."""
     connection.settimeout(0)
     try:
         connection.connect(path)
-        return _Conversation(path, connection)
     except BlockingIOError:
-        return _Conversation(path, connection, is_queued=False)
+        return Answer(path, 0, error=f"the agent at {path} accepts no client (is it stopped?)")
     except ConnectionRefusedError:
         remove_stale(path)
+        return None
     except OSError:
-        pass  # gone
-    connection.close()
-    return None
+        return None  # gone
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, owner, _ = _CREDENTIALS.unpack(credentials)
+    if owner != os.geteuid():
+        return Answer(path, pid, error=f"{path} belongs to another user ({owner})")
+    try:
+        connection.sendall(request)
+    except OSError as error:
+        return Answer(path, pid, error=f"the agent with pid {pid} takes no request: {error.strerror or error}")
+    return Answer(path, pid)
 
 
-def _collect(asked: list[_Conversation], deadline: float) -> None:
-    waiting = {each.socket.fileno(): each for each in asked}
-    poll = select.poll()
-    for fd in waiting:
-        poll.register(fd, select.POLLIN)
-    while waiting:
-        left = deadline - time.monotonic()
-        ready = poll.poll(max(0.0, left) * 1000)
-        for fd, _ in ready:
-            waiting[fd].receive()
-            if waiting[fd].is_over:
-                poll.unregister(fd)
-                del waiting[fd]
-        if not ready and left <= 0:
-            return
+def _receive(begun: Answer, connection: socket.socket, deadline: float, wait_limit: float) -> Answer:
+    connection.settimeout(max(_LEAST_WAIT, deadline - time.monotonic()))
+    response = HTTPResponse(connection)
+    try:
+        response.begin()
+        body = response.read(ANSWER_LIMIT + 1)
+    except TimeoutError:
+        error = f"the agent with pid {begun.pid} does not answer within {wait_limit:g} s (is it stopped?)"
+    except ConnectionError:
+        error = f"the agent with pid {begun.pid} has ended, or has too many clients"
+    except (OSError, HTTPException):
+        error = _UNREADABLE
+    else:
+        if len(body) > ANSWER_LIMIT:
+            error = f"the agent's answer is larger than {ANSWER_LIMIT} bytes"
+        elif response.status != HTTPStatus.OK:
+            error = body.decode(errors="replace").strip() or _UNREADABLE
+        elif isinstance(document := _parse(body), dict):
+            return replace(begun, document=document)
+        else:
+            error = "the agent's answer is not a JSON object"
+    return replace(begun, error=error)
+
+
+def _parse(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
 
 
 # --- the job of RUN ---------------------------------------------------------------------------------------------------
@@ -216,20 +166,12 @@ class RunningJob:
 
 
 def find_job(environment: Mapping[str, str], run: str | None, *, advice: str = "") -> RunningJob:
-    """Find the job that a command means; `advice` is a clause that follows the message if no job runs.
-
-    Raises:
-        UsageError: There is no such job, there are several, or it doesn't answer.
-    """
+    """Find the job that a command means; `advice` follows the UsageError if no job runs."""
     return choose_job(find_jobs(environment), run, advice=advice)
 
 
 def find_jobs(environment: Mapping[str, str]) -> list[RunningJob]:
-    """Find all jobs of this user on this machine, the oldest first.
-
-    Raises:
-        UsageError: The directory of the control sockets belongs to another user.
-    """
+    """Find all jobs of this user on this machine, the oldest first; UsageError: the directory is another user's."""
     paths, problem = find_sockets(environment)
     if problem:
         raise UsageError(problem)
@@ -264,11 +206,7 @@ def _read_agent(answer: Answer) -> RunningAgent:
 
 
 def choose_job(jobs: Sequence[RunningJob], run: str | None, *, advice: str = "") -> RunningJob:
-    """Choose the job that RUN means: a run id or its beginning, a pid, or None.
-
-    Raises:
-        UsageError: There is no such job, there are several, or it doesn't answer.
-    """
+    """Choose the job that RUN means: a run id or its beginning, a pid, or None; UsageError if that is not one job."""
     found = list(jobs)
     if run is not None:
         found = [job for job in jobs if any(run in {each.run_id, str(each.pid), each.path} for each in job.agents)]

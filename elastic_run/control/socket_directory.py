@@ -1,11 +1,9 @@
-"""The directory of this user's control sockets on this machine: one socket for each agent.
+"""The directory of this user's control sockets on this machine: one socket for each agent, named by its pid.
 
-Rules
-- The directory has mode 0700 and belongs to the user; a directory under its name that does not is neither used nor
-  read. So no other user can put a socket there, or ask an agent. The sockets have mode 0600.
-- It is in /tmp. $XDG_RUNTIME_DIR is not used: it is removed when the user logs out, while a job under nohup runs on,
-  and a batch job inherits the name without the directory.
-- A path has at most 107 bytes (unix(7)), so a socket is named by its agent's pid, and not by the job.
+- The directory has mode 0700 and belongs to the user; one that does not is neither used nor read, so no other user can
+  put a socket there, or ask an agent. The sockets have mode 0600.
+- It is in /tmp: $XDG_RUNTIME_DIR is removed when the user logs out, while a job under nohup runs on.
+- A path has at most 107 bytes (unix(7)), so the name has no run id.
 - A killed agent leaves its socket, at which no process listens (`is_stale`). Each command removes the stale ones.
 """
 
@@ -30,11 +28,7 @@ def _locate(environment: Mapping[str, str]) -> str:
 
 
 def make_directory(environment: Mapping[str, str]) -> str:
-    """Return the directory of this user's sockets, made now if it is missing.
-
-    Raises:
-        OSError: It can't be made, or can't be trusted.
-    """
+    """Return the directory of this user's sockets, made now if it is missing; OSError if it can't be trusted."""
     path = _locate(environment)
     try:
         os.mkdir(path, 0o700)

@@ -2,15 +2,13 @@
 
 A line of the .pth file calls `begin` at Python's own start, where the flag has set the variable; the variable is taken
 out of the environment, and a fork closes the socket, so that only this process does so. The main thread raises, sleeps
-or holds the GIL as soon as it runs Python code: a call of C that blocks ends first. A module that is to be missing is
-missing from the start: the variable names it.
+or holds the GIL as soon as it runs Python code: a call of C that blocks ends first.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 import time
 
@@ -38,10 +36,7 @@ class InjectedFaultError(Exception):
 
 def begin() -> None:
     """Wait for requests in a thread; called by the .pth file, or in the fork of a template."""
-    name, *missing = os.environ.pop(contract.ENV_FAULTS).split()
-    if missing:
-        sys.meta_path.insert(0, _MissingModules(missing))
-    listener = listen(name)
+    listener = listen(os.environ.pop(contract.ENV_FAULTS))
     threading.Thread(target=_wait, args=(listener,), name=_NAME, daemon=True).start()
 
 
@@ -103,25 +98,6 @@ def take_memory() -> None:
     taken = []
     while True:
         taken.append(b"\1" * _PIECE)
-
-
-class _MissingModules:
-    """Finds none of some modules, and lets no other finder look for them."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
-        # A template may have imported them already.
-        for module in [name for name in sys.modules if self._has(name)]:
-            del sys.modules[module]
-
-    def _has(self, name: str) -> bool:
-        return any(name == missing or name.startswith(f"{missing}.") for missing in self._names)
-
-    def find_spec(self, name: str, *_: object) -> None:
-        """Refuse an import as Python does where no module is found."""
-        if self._has(name):
-            message = f"No module named {name!r}"
-            raise ModuleNotFoundError(message, name=name)
 
 
 def sleep_for_ever(_: int | None) -> int:

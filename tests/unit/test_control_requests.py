@@ -18,18 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _make_parts(job: Any, *, group_rank: int = 0) -> Any:
-    """Make the parts of an agent of node7, whose machine has begun round 3."""
+def _make_context(job: Any, *, group_rank: int = 0) -> Any:
+    """Make the context of an agent of node7, whose machine has begun round 3."""
     fed: list[object] = []
-    context = SimpleNamespace(
+    return SimpleNamespace(
         hostname="node7",
         group=SimpleNamespace(group_rank=group_rank),
         agent=SimpleNamespace(round=3),
         loop=SimpleNamespace(call_soon=lambda call: call()),
         senders=SimpleNamespace(name=lambda *_: None),
         feed=fed.append,
+        fed=fed,
+        job=job,
     )
-    return SimpleNamespace(context=context, job=job, fed=fed)
 
 
 def _make_job(group: Any = None) -> MultiNodeJob:
@@ -44,20 +45,20 @@ def _make_job(group: Any = None) -> MultiNodeJob:
 def test_a_node_rank_means_a_node_of_the_round_in_which_it_was_asked(words: str, *, leaves: bool) -> None:
     """A node that sees the question after the next round was formed may have the rank of the node that has left."""
     job = SimpleNamespace(place=SimpleNamespace(round=4, group_rank=1), describe_round=dict)
-    parts = _make_parts(job, group_rank=1)  # it has not begun the round: the warm workers are not ready
-    requests = ControlRequests(parts)
+    context = _make_context(job, group_rank=1)  # it has not begun the round: the warm workers are not ready
+    requests = ControlRequests(context)
     answers: list[dict[str, Any]] = []
     for _ in range(2):
         requests.answer_question(f"drain {words}", answers.append)
     assert [answer["is_leaving"] for answer in answers] == [leaves] * 2
-    assert parts.fed == [Signalled(SIGTERM)] * leaves
+    assert context.fed == [Signalled(SIGTERM)] * leaves
 
 
 @pytest.mark.parametrize(("words", "leaves"), [("3 0", True), ("4 0", False), ("3 1", False)])
 def test_a_job_of_one_node_has_the_round_of_its_agent(words: str, *, leaves: bool) -> None:
     """Without a rendezvous store nobody gives the node a place: its round and its rank are the agent's."""
     answers: list[dict[str, Any]] = []
-    ControlRequests(_make_parts(None)).answer_question(f"drain {words}", answers.append)
+    ControlRequests(_make_context(None)).answer_question(f"drain {words}", answers.append)
     assert [answer["is_leaving"] for answer in answers] == [leaves]
 
 
@@ -65,12 +66,12 @@ def test_a_question_that_comes_early_is_answered_late(monkeypatch: pytest.Monkey
     """A node that has just begun answers when its workers are up: the asker waits, but asks no second time."""
     monkeypatch.setattr(ControlRequests, "measure", lambda _, deliver: deliver({"state": "running"}))
     job = _make_job()
-    parts: Any = SimpleNamespace(job=job, context=None)
+    context: Any = SimpleNamespace(job=job)
     told: list[tuple[dict[str, Any], str]] = []
     job._session = cast("Any", SimpleNamespace(has_place=False, tell_status=lambda *words: told.append(words)))
     job._take(StatusAsked("status"))
     assert told == []
-    ControlServer(parts).settle()
+    ControlServer(context).settle()
     assert told == [({"state": "running", "round_id": "", "round_nodes": 0}, "status")]
     job._take(StatusAsked("of the future"))
     assert [question for _, question in told] == ["status", "of the future"]
@@ -123,7 +124,7 @@ def test_a_drain_is_answered_by_the_nodes_that_it_reaches(
 
     place = SimpleNamespace(round=4, group_rank=0)
     job = SimpleNamespace(place=place, gather_status=gather, describe_round=lambda: of_round)
-    ControlRequests(_make_parts(job)).drain({"node": name}, replies.append)
+    ControlRequests(_make_context(job)).drain({"node": name}, replies.append)
     assert questions == ([] if name == "node7" else [f"drain 4 {name}"])
     told = [[(node["host"], node["is_leaving"]) for node in reply["nodes"]] for reply in replies]
     assert told == ([] if nodes is None else [nodes])
@@ -135,7 +136,7 @@ def test_a_round_that_has_not_begun_has_no_time(number: int, uptime: float | Non
     spec = SimpleNamespace(entrypoint="train.py", args=())
     group = SimpleNamespace(group_rank=0, group_world_size=2, spec=spec, workers=[])
     options = SimpleNamespace(job_config=SimpleNamespace(max_restarts=1))
-    context = SimpleNamespace(
+    context: Any = SimpleNamespace(
         hostname="a",
         group=group,
         options=options,
@@ -144,8 +145,9 @@ def test_a_round_that_has_not_begun_has_no_time(number: int, uptime: float | Non
         kept=None,
         agent=SimpleNamespace(state="joining", round=number, restart_count=0),
         started=1.0,
+        current=SimpleNamespace(number=1, started=2.0),
+        job=None,
     )
-    parts: Any = SimpleNamespace(context=context, current=SimpleNamespace(number=1, started=2.0), job=None)
     sample = Sample(6.0, {})
-    document = ControlRequests(parts).describe_node(sample, sample, {})
+    document = ControlRequests(context).describe_node(sample, sample, {})
     assert (document["round"], document["round_uptime"]) == (number, uptime)

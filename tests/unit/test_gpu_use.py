@@ -131,11 +131,16 @@ def test_a_machine_without_a_driver_has_none(library: Library, monkeypatch: pyte
     assert devices.read_gpu_use() == {}
 
 
-def ask(loop: Loop, memory: dict[str, Any]) -> dict[int, GpuUse]:
+def make_context(loop: Loop) -> Any:
+    """Make the context of an agent that has asked for nothing yet."""
+    return SimpleNamespace(loop=loop, gpu_thread=None)
+
+
+def ask(context: Any) -> dict[int, GpuUse]:
     """Ask, and turn the loop until the answer is there."""
     found: list[dict[int, GpuUse]] = []
-    worker_readings.ask_gpu_use(loop, memory, found.append)
-    assert loop.run_until(lambda: bool(found), loop.now() + 20)
+    worker_readings.ask_gpu_use(context, found.append)
+    assert context.loop.run_until(lambda: bool(found), context.loop.now() + 20)
     return found[0]
 
 
@@ -143,7 +148,7 @@ def ask(loop: Loop, memory: dict[str, Any]) -> dict[int, GpuUse]:
 def test_the_loop_gets_the_answer() -> None:
     """From a thread."""
     with Loop() as loop:
-        assert set(ask(loop, {})) == {10, 11}
+        assert set(ask(make_context(loop))) == {10, 11}
 
 
 def test_a_driver_that_hangs_holds_nothing_up(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,19 +157,19 @@ def test_a_driver_that_hangs_holds_nothing_up(library: Library, monkeypatch: pyt
     monkeypatch.setattr(library, "nvmlInit", gate.wait)
     monkeypatch.setattr(worker_readings, "_GPU_WAIT", 0.05)
     with Loop() as loop:
-        memory: dict[str, Any] = {}
-        assert ask(loop, memory) == {}
+        context = make_context(loop)
+        assert ask(context) == {}
         before = threading.active_count()
-        assert ask(loop, memory) == {}
+        assert ask(context) == {}
         assert threading.active_count() == before
         gate.set()
-        memory["gpu"].join(20)
+        context.gpu_thread.join(20)
 
 
 def test_without_the_library_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no thread is started."""
     monkeypatch.setattr(devices, "has_library", lambda: False)
     with Loop() as loop:
-        memory: dict[str, Any] = {}
-        assert ask(loop, memory) == {}
-        assert memory == {}
+        context = make_context(loop)
+        assert ask(context) == {}
+        assert context.gpu_thread is None

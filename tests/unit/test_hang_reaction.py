@@ -47,10 +47,10 @@ class _Job:
             say=self.lines.append,
             is_running=lambda _: self.is_running,
             feed=self.events.append,
+            history=SimpleNamespace(),
+            events=SimpleNamespace(hang_found=lambda *_: None),
         )
-        parts = SimpleNamespace(history=SimpleNamespace(), events=SimpleNamespace(hang_found=lambda *_: None))
         self._detection: Any = SimpleNamespace(
-            _parts=parts,
             _context=context,
             _loop=SimpleNamespace(call_soon_threadsafe=self.calls.put, now=lambda: 100.0),
             _round=_ROUND,

@@ -97,6 +97,7 @@ class _Worker:
                 number=1,
                 global_ranks={0: 0},
                 workers=SimpleNamespace(alive={0}, pids={0: process.pid}),
+                alive_pids={0: process.pid},
                 output=SimpleNamespace(activities={}),
                 find_last_words=lambda _: None,
                 uncaught={},
@@ -160,7 +161,7 @@ class _Clock:
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer the question for GPU use at once: a thread would answer it, and these tests have a loop of their own."""
-    monkeypatch.setattr(hang_detection, "ask_gpu_use", lambda _loop, _memory, deliver: deliver({}))
+    monkeypatch.setattr(hang_detection, "ask_gpu_use", lambda _, deliver: deliver({}))
 
 
 @pytest.fixture
@@ -258,9 +259,10 @@ class _Detection(HangDetection):
         self, clock: _Clock, worker: _Worker, tell: Callable[[JobStillness, bool], None], job: MultiNodeJob | None
     ) -> None:
         self._tell_test = tell
-        context = SimpleNamespace(heartbeats={}, flight_recorder=None, loop=clock)
-        parts: Any = SimpleNamespace(job=job, context=context)
-        super().__init__(parts, worker.round, timeout=60.0)
+        group = SimpleNamespace(group_rank=getattr(job, "group_rank", 0))
+        context: Any = SimpleNamespace(heartbeats={}, flight_recorder=None, loop=clock, job=job, group=group)
+        super().__init__(context, worker.round, timeout=60.0)
+        self._is_large = getattr(job, "is_large", False)
 
     def _tell(self, found: JobStillness) -> None:
         self._watch = hang.tell(self._watch)
@@ -348,7 +350,7 @@ class _LargeJob:
 
     def __init__(self, group_rank: int, *, is_large: bool = True) -> None:
         self.group_rank, self.is_large = group_rank, is_large
-        self.has_others, self.nodes = True, 2
+        self.nodes = 2
         self.questions = 0
         self.answers: list[dict[str, Any]] = []
 

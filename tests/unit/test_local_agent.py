@@ -107,40 +107,16 @@ class _Heard(metrics.MetricHandler):
     def emit(self, metric_data: metrics.MetricData) -> None:
         self.values.append((metric_data.name, metric_data.value))
 
-    def take(self) -> list[tuple[str, int]]:
-        taken, self.values = self.values, []
-        return taken
 
-
-def _call(name: str, duration_ms: int) -> list[tuple[str, int]]:
-    return [(f"{name}.success", 1), (f"{name}.duration.ms", duration_ms)]
-
-
-def test_each_step_of_a_round_is_one_call_of_torchs_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second start is a restart; the state is told once per round, as a look at the workers that took no time."""
+def test_the_states_of_a_round_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the restarts that are left."""
     heard = _Heard()
     monkeypatch.setattr(metrics, "_metrics_map", {"torchelastic": heard})
     agent = make_agent()
-
-    def look(remaining: int, state: str) -> list[tuple[str, int]]:
-        names = (f"workers.trainer.{name}" for name in ("remaining_restarts", state))
-        return [*_call("LocalElasticAgent._monitor_workers", 0), *zip(names, (remaining, 1), strict=True)]
-
-    started = [
-        *_call("LocalElasticAgent._start_workers", 7),
-        *_call("SimpleElasticAgent._initialize_workers", 7),
-    ]
-    agent._publish_step("RENDEZVOUS", 12.9)
-    assert heard.take() == _call("SimpleElasticAgent._rendezvous", 12)
-    agent._publish_step("START", 7)
-    agent._publish_state("healthy")
-    assert heard.take() == [*started, *look(3, "healthy")]
-    agent._publish_step("FAILED", 0)
-    assert heard.take() == look(3, "failed")
-    agent._publish_step("STOP", 5)
-    assert heard.take() == _call("LocalElasticAgent._stop_workers", 5)
-    agent._count_remaining(1)
-    agent._publish_step("START", 7)
-    assert heard.take() == [*started, *_call("SimpleElasticAgent._restart_workers", 7), *look(2, "healthy")]
-    agent._publish_run(is_success=False)
-    assert heard.take()[0] == ("SimpleElasticAgent.run.failure", 1)
+    context: Any = agent._context
+    for restarts, step in ((0, "RENDEZVOUS"), (0, "START"), (0, "FAILED"), (1, "RENDEZVOUS"), (1, "START")):
+        context.agent = SimpleNamespace(restart_count=restarts)
+        agent._publish_step(step, 12.9)
+    told = [(3, "healthy"), (3, "failed"), (2, "healthy")]
+    assert heard.values[::2] == [("workers.trainer.remaining_restarts", left) for left, _ in told]
+    assert heard.values[1::2] == [(f"workers.trainer.{state}", 1) for _, state in told]

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psutil
 import pytest
 
-from elastic_run.agent.background import _read_command
-from elastic_run.agent.driver.fault_injection import _find_child
+from elastic_run.agent.driver.round_driver import _read_command
 from elastic_run.agent.driver.watches import _is_uninterruptible
 from elastic_run.agent.driver.worker_readings import read_usage
 from elastic_run.diagnosis import doctor_host
@@ -170,7 +169,6 @@ def test_a_process_that_ends_while_it_is_read_is_no_error(
     assert read_usage(_round_of(sleeper.pid)) == {}
     assert not _is_uninterruptible(sleeper.pid)
     assert _read_command(sleeper.pid) == ""
-    assert _find_child(os.getpid()) is None
     assert find_port_owner(port) == ""
     assert doctor_host.parse_processes(f"GPU-a, {sleeper.pid}, 3, /bin/x") == {
         "GPU-a": [f"process {sleeper.pid} (x, 3 MiB)"]
@@ -192,7 +190,6 @@ def test_a_pid_that_no_process_has_is_no_error() -> None:
     assert list(read_usage(_round_of(os.getpid(), missing))) == [0]
     assert not _is_uninterruptible(missing)
     assert _read_command(missing) == ""
-    assert _find_child(missing) is None
 
 
 def test_the_command_line_of_a_process_in_the_kernel_is_not_read(monkeypatch: pytest.MonkeyPatch, port: int) -> None:

@@ -33,40 +33,22 @@ class _Driver:
             loop=loop,
             feed=self.fed.append,
             agent=SimpleNamespace(state=machine.RUNNING, stop_reason=stop_reason),
-        )
-        history = SimpleNamespace(add_round=lambda *_: failure, tell_folded=lambda _: None, ends=(), root=None)
-        parts: Any = SimpleNamespace(
-            context=context,
             events=SimpleNamespace(round_gone=lambda *_: None),
-            current=SimpleNamespace(number=3),
-            history=history,
+            current=SimpleNamespace(number=3, output=SimpleNamespace(list_folded=list)),
+            history=SimpleNamespace(add_round=lambda *_: failure, ends=(), root=None),
+            on_step=lambda step, duration: self.calls.append((step, duration)),
         )
         nothing: Any = None
-        self.driver = RoundDriver(
-            parts,
-            nothing,
-            None,
-            background=nothing,
-            on_step=lambda step, duration: self.calls.append((step, duration)),
-            on_timer=lambda *_: None,
-        )
+        self.driver = RoundDriver(context, nothing, None, on_background_ended=nothing)
 
 
 @pytest.mark.parametrize(
     ("stop_reason", "failure", "told"),
-    [
-        (machine.AFTER_FAILURE, Failure(7), [("FAILED", 0.0), ("STOP", 2500.0)]),
-        (machine.AFTER_HALT, None, [("STOP", 2500.0)]),
-        (machine.AFTER_SUCCESS, None, []),
-    ],
+    [(machine.AFTER_FAILURE, Failure(7), [("FAILED", 0.0)]), (machine.AFTER_SUCCESS, None, [])],
 )
-def test_the_end_of_a_round_is_told_in_steps(
-    stop_reason: str, failure: Failure | None, told: list[tuple[str, float]]
-) -> None:
-    """A failure, then the stop with its milliseconds; a round that has succeeded was not stopped."""
+def test_the_end_of_a_round_is_told(stop_reason: str, failure: Failure | None, told: list[tuple[str, float]]) -> None:
+    """A failure is a step of torch's."""
     made = _Driver(stop_reason=stop_reason, failure=failure)
-    made.driver._stopped_at = 1.0
-    made.loop.time = 3.5
     made.driver._on_gone([])
     assert made.calls == told
     assert made.fed == [messages.GroupGone(3, failure=failure, is_unkillable=False)]

@@ -37,7 +37,7 @@ class _Agent:
             **{"stuck_timeout": 0.0, "shutdown_timeout": 30.0, "agent_config": AgentConfig(), **options}
         )
         spec = SimpleNamespace(rdzv_handler=handler or SimpleNamespace(is_immediate=True), monitor_interval=0.5)
-        context = SimpleNamespace(
+        context: Any = SimpleNamespace(
             loop=loop,
             options=chosen,
             timer_file=None,
@@ -46,10 +46,10 @@ class _Agent:
             say=self.lines.append,
             feed=self.fed.append,
             is_running=lambda _: self.is_running,
+            job=None,
+            events=SimpleNamespace(is_written=has_log, resources_read=lambda *_: self.readings.append(self.loop.time)),
         )
-        events = SimpleNamespace(is_written=has_log, resources_read=lambda *_: self.readings.append(self.loop.time))
-        parts: Any = SimpleNamespace(context=context, job=None, events=events)
-        self.watches = Watches(parts, lambda *_: None)
+        self.watches = Watches(context)
         output = SimpleNamespace(activities={})
         workers = SimpleNamespace(alive={0}, pids={0: os.getpid()})
         self.round: Any = SimpleNamespace(number=4, started=0.0, workers=workers, output=output)

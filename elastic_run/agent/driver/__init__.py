@@ -6,25 +6,22 @@
 
 from __future__ import annotations
 
-from elastic_run.records import dataclass
+from elastic_run.agent.context import AgentContext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.agent.context import AgentContext
     from elastic_run.agent.driver.event_recorder import EventRecorder
     from elastic_run.agent.driver.job import MultiNodeJob
     from elastic_run.agent.driver.round import Round
     from elastic_run.agent.history import History
 
 
-@dataclass(slots=True)
-class AgentParts:
-    """The parts of one agent, in the order in which they are made."""
+class AgentParts(AgentContext):
+    """The context of an agent together with its parts, which come with the supervisor."""
 
-    context: AgentContext
     events: EventRecorder
-    #: This node's part in a job of several nodes, where the rendezvous knows one; a foreign handler has rounds only.
-    job: MultiNodeJob | None
+    #: This node's part in a job of several nodes; None where the rendezvous knows rounds only, as a foreign one.
+    job: MultiNodeJob | None = None
     #: The current round, or the last one, or None before the first.
     current: Round | None = None
     _history: History | None = None
@@ -35,5 +32,5 @@ class AgentParts:
         if self._history is None:
             from elastic_run.agent.history import History
 
-            self._history = History(self.context)
+            self._history = History(self)
         return self._history

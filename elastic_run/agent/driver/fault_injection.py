@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-from contextlib import suppress
 
 from elastic_run.core.agent.faults import ACTIONS, plan_faults
 from elastic_run.diagnosis.recorder import send_request
@@ -16,8 +14,6 @@ from elastic_run.report.text import signal_name, span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from elastic_run.agent.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.core.agent.faults import PlannedFault
@@ -25,46 +21,29 @@ if TYPE_CHECKING:
 #: Seconds until a worker whose Python starts must have heard a request, and between two attempts.
 _WAIT_LIMIT = 10.0
 _PAUSE = 0.01
-#: Seconds in which a slow worker runs once.
-_PERIOD = 0.5
 
 
-def inject_faults(context: AgentContext, started: Round) -> Callable[[], None]:
-    """Set the timers of a round's faults; returns what ends the faults that last, when the round is over."""
+def inject_faults(context: AgentContext, started: Round) -> None:
+    """Set the timers of a round's faults."""
     workers = context.group.workers
     local_ranks = {worker.global_rank: worker.local_rank for worker in workers}
-    planned = plan_faults(context.options.faults, attempt=started.restart_count, world_size=workers[0].world_size)
-    injections = [
-        _Injection(context, started, each, local_ranks[each.rank]) for each in planned if each.rank in local_ranks
-    ]
-    for injection in injections:
-        if injection.action == "import":  # the worker makes it itself; a timer might come after the worker's end
-            injection.begin()
-        else:
-            context.loop.call_later(injection.delay, injection.begin)
-
-    def end() -> None:
-        for injection in injections:
-            injection.end()
-
-    return end
+    for planned in plan_faults(context.options.faults, attempt=started.restart_count, world_size=workers[0].world_size):
+        if planned.rank in local_ranks:
+            injection = _Injection(context, started, planned, local_ranks[planned.rank])
+            context.loop.call_later(planned.delay, injection.begin)
 
 
 class _Injection:
     """One fault of a round."""
 
     def __init__(self, context: AgentContext, started: Round, planned: PlannedFault, local_rank: int) -> None:
-        self.delay = planned.delay
         self._fault = planned.fault
-        self.action, _, self._value = planned.fault.action.partition(" ")
         self._round = started
         self._local_rank = local_rank
         self._loop = context.loop
         self._say = context.say
         self._rank = f"rank {planned.rank}"
         self._moment = f"after {span(planned.delay)} (--inject-fault)"
-        self._listener: socket.socket | None = None
-        self._is_over = False
 
     @property
     def _pid(self) -> int | None:
@@ -74,42 +53,25 @@ class _Injection:
 
     def begin(self) -> None:
         """Inject the fault, if the worker still runs."""
-        pid, fault, action = self._pid, self._fault, self.action
+        pid, fault = self._pid, self._fault
         if pid is None:
             return
-        if action == "import":
-            self._say(f"{ACTIONS[action]} {self._value}: {self._rank} (pid {pid}) from its start (--inject-fault)")
-        elif fault.is_of_worker:
+        if fault.is_of_worker:
             self._request(until=self._loop.now() + _WAIT_LIMIT)
-        elif action == "agent":
+        elif fault.action == "agent":
             self._write(f"SIGKILL to this agent, of {self._rank}, {self._moment}")
             os.kill(os.getpid(), signal.SIGKILL)
-        elif action == "freeze":
+        elif fault.action == "freeze":
             self._freeze()
-        elif action == "port":
-            self._take_port(int(self._value))
-        elif action == "slow":
-            self._say(f"1/{self._value} of the time: {self._rank} (pid {pid}) {self._moment}")
-            self._slow_down(_PERIOD / int(self._value))
-        elif fault.is_for_child:
-            self._send_to_child(pid, signal_name(fault.signal))
         else:
             self._say(f"{signal_name(fault.signal)} to {self._rank} (pid {pid}) {self._moment}")
             os.killpg(pid, fault.signal)
             if fault.pause:
-                self._loop.call_later(fault.pause, lambda: self._signal(signal.SIGCONT))
+                self._loop.call_later(fault.pause, self._go_on)
 
-    def end(self) -> None:
-        """End what lasts: the round is over."""
-        self._is_over = True
-        if self.action == "slow":
-            self._signal(signal.SIGCONT)
-        if self._listener is not None:
-            self._listener.close()
-
-    def _signal(self, number: int) -> None:
+    def _go_on(self) -> None:
         if (pid := self._pid) is not None:
-            os.killpg(pid, number)
+            os.killpg(pid, signal.SIGCONT)
 
     def _write(self, text: str) -> None:
         """Tell the user at once: the console writes through the loop, which stops here."""
@@ -127,37 +89,12 @@ class _Injection:
         for pid in (*groups, os.getpid()):
             os.kill(pid, signal.SIGSTOP)
 
-    def _take_port(self, port: int) -> None:
-        has_both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if has_both else socket.AF_INET
-        try:
-            self._listener = socket.create_server(("", port), family=family, dualstack_ipv6=has_both)
-        except OSError as error:
-            self._say(f"port {port} is not taken on the node of {self._rank}: {error.strerror} {self._moment}")
-        else:
-            self._say(f"port {port} is taken on the node of {self._rank} {self._moment}")
-
-    def _slow_down(self, seconds: float) -> None:
-        """Let the worker run for this many seconds of each period."""
-        if self._pid is None or self._is_over:
-            return
-        self._signal(signal.SIGCONT)
-        self._loop.call_later(seconds, lambda: None if self._is_over else self._signal(signal.SIGSTOP))
-        self._loop.call_later(_PERIOD, lambda: self._slow_down(seconds))
-
-    def _send_to_child(self, pid: int, name: str) -> None:
-        child = _find_child(pid)
-        if child is None:
-            self._say(f"no {name}: {self._rank} (pid {pid}) has no child process {self._moment}")
-            return
-        self._say(f"{name} to pid {child}, a child process of {self._rank}, {self._moment}")
-        os.kill(child, self._fault.signal)
-
     def _request(self, *, until: float) -> None:
         """Ask the worker for the fault; again and again while its Python starts."""
         if (pid := self._pid) is None:
             return
-        what = f"{ACTIONS[self.action]} with code {self._value}" if self._value else ACTIONS[self.action]
+        action, _, value = self._fault.action.partition(" ")
+        what = f"{ACTIONS[action]} with code {value}" if value else ACTIONS[action]
         connection = send_request(self._round.fault_sockets[self._local_rank], self._fault.action.encode())
         if connection is not None:
             connection.close()
@@ -168,15 +105,3 @@ class _Injection:
             self._say(
                 f"no {what}: {self._rank} (pid {pid}) is not a Python program that has elastic-run {self._moment}"
             )
-
-
-def _find_child(pid: int) -> int | None:
-    """Return the newest living process below a process, or None."""
-    import psutil
-
-    with suppress(psutil.Error, OSError):
-        for child in sorted(psutil.Process(pid).children(recursive=True), key=psutil.Process.create_time, reverse=True):
-            with suppress(psutil.Error, OSError):
-                if child.status() != psutil.STATUS_ZOMBIE:
-                    return child.pid
-    return None

@@ -33,10 +33,7 @@ _READ_SIZE = 1 << 16
 
 
 class RecorderQuestion:
-    """One question to the recorders of some workers, asked from the loop.
-
-    `on_done` gets the answers that are whole by local rank, once: when all have answered, or after the wait limit.
-    """
+    """One question to the recorders of some workers; `on_done` gets the whole answers by local rank, once."""
 
     def __init__(
         self,

@@ -2,15 +2,10 @@
 
 - Runs with --hang-timeout; without it, for a short time where the workers have done nothing for minutes (`watches`).
   `core.failure.hang` decides.
-- A look asks the GPUs' driver for the processes whose GPUs compute, then all running workers for their stacks, then
-  their flight recorders for the number of collectives. The activity of the processes is read before, since the answers
-  take processor time too, and a few times more if a thread runs: a thread that polls soon sleeps again, and a thread
-  that computes does not. The time of a look is its beginning.
+- A look reads the activity of the processes first, and asks afterwards: the answers take processor time too.
 - In a job of several nodes, a node whose own ranks are still for the timeout asks all nodes, and decides on all ranks
-  together. If another node's ranks are not still for that long, it asks again when they may be: at its next tick it
-  would be late. In a large job one node asks at a time, and only the deciding node tells of the hang.
-- The places of the ranks are told at once; the finding of the flight recorder and the action follow seconds later. If
-  a rank has failed and does not end, there is no hang: its node lets it count as failed.
+  together; in a large job one node asks at a time, and only the deciding node tells of the hang.
+- If a rank has failed and does not end, there is no hang: its node lets it count as failed.
 """
 
 from __future__ import annotations
@@ -32,6 +27,7 @@ from elastic_run.agent.driver.worker_readings import (
     sample_processes,
 )
 from elastic_run.core.agent import messages
+from elastic_run.core.config import FEW_NODES
 from elastic_run.core.failure import hang
 from elastic_run.core.failure.hang import place_failed, place_last_words
 from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, ExceptionText, WorkerEnd
@@ -71,26 +67,25 @@ _MOST_NAMES = 4
 
 
 class HangDetection:
-    """The detection in one round whose workers run; `on_hang` is called once for each hang.
-
-    A timeout of 0 is `auto`. `quiet_for` is not 0 if it runs because the workers have done nothing for so many seconds.
-    """
+    """The detection in one round; a timeout of 0 is `auto`, `quiet_for` the seconds for which a round was quiet."""
 
     def __init__(
         self,
-        parts: AgentParts,
+        context: AgentParts,
         current: Round,
         *,
         timeout: float,
         quiet_for: float = 0.0,
         on_hang: Callable[[], None] = lambda: None,
     ) -> None:
-        self._parts, self._context = parts, parts.context
-        self._loop = parts.context.loop
+        self._context = context
+        self._loop = context.loop
         self._round = current
         self._quiet_for, self._began_at = quiet_for, self._loop.now()
-        self._signs = SignReader(current, parts.context.heartbeats)
-        self._job = parts.job if parts.job is not None and parts.job.has_others else None
+        self._signs = SignReader(current, context.heartbeats)
+        self._job = context.job if context.job is not None and context.job.nodes > 1 else None
+        #: Whether too many nodes are in the round for all of them to ask all others.
+        self._is_large = self._job is not None and self._job.nodes > FEW_NODES
         self._on_hang = on_hang
         self._watch = hang.HangWatch(timeout)
         self._is_closed = False
@@ -100,7 +95,6 @@ class HangDetection:
         self._looks_at = 0.0
         self._is_tick_due = False
         self._dumps: Mapping[int, Dump] = {}
-        self._gpu_memory: dict[str, Any] = {}
         #: The next question to the other nodes, and when this node was asked, or has asked, last.
         self._ask_at = 0.0
         self._asked_at = -inf
@@ -157,7 +151,7 @@ class HangDetection:
     def _follow(self, samples: Mapping[int, ProcessSample], moments: int) -> None:
         """Ask when each thread that runs has slept or computes, or after so many moments more."""
         if not moments or not any(sample.is_undecided for sample in samples.values()):
-            ask_gpu_use(self._loop, self._gpu_memory, self._ask_stacks)
+            ask_gpu_use(self._context, self._ask_stacks)
             return
         began_at, pids = self._loop.now(), self._round.workers.pids
 
@@ -171,9 +165,10 @@ class HangDetection:
     def _ask_stacks(self, use: Mapping[int, GpuUse]) -> None:
         if not self._is_closed:
             busy = frozenset(pid for pid, used in use.items() if used.computes)
-            pids = {rank: self._round.workers.pids[rank] for rank in self._round.workers.alive}
             requests = self._round.listen_for_stacks()
-            requests.ask(pids, _WAIT_LIMIT, lambda dumps: self._ask_recorders(busy, dumps), spares=True)
+            requests.ask(
+                self._round.alive_pids, _WAIT_LIMIT, lambda dumps: self._ask_recorders(busy, dumps), spares=True
+            )
 
     def _ask_recorders(self, busy: frozenset[int], dumps: Mapping[int, Dump]) -> None:
         # Not before: the recorder's thread must not run while its stack is read.
@@ -219,8 +214,9 @@ class HangDetection:
             self._tell(hang.join_nodes([self._describe_own()], expected=1, round_number=self._round.number))
             return
         wait = 0.0
-        if self._job.is_large and not self._has_lowest_rank:
-            wait = hang.count_wait(self._job.group_rank, over_for=over_for, unasked_for=now - self._asked_at)
+        if self._is_large and not self._has_lowest_rank:
+            rank = self._context.group.group_rank or 0
+            wait = hang.count_wait(rank, over_for=over_for, unasked_for=now - self._asked_at)
         if wait > 0:
             self._ask_later(wait)
         else:
@@ -249,7 +245,7 @@ class HangDetection:
             self._context.say(f"hangs are not detected: {names} has no --hang-timeout")
         self._has_lowest_rank = min(found.ranks, default=-1) in self._round.global_ranks.values()
         is_hang = found.seconds >= found.timeout > 0
-        if is_hang and (self._has_lowest_rank or not self._job.is_large):
+        if is_hang and (self._has_lowest_rank or not self._is_large):
             self._tell(found)
         elif not is_hang:
             # A node whose last look is overdue is asked more and more rarely.
@@ -268,7 +264,7 @@ class HangDetection:
         before = self._quiet_for if is_unmoved else 0.0
         ranks = {rank: replace(still, same=still.same + before) for rank, still in found.ranks.items()}
         found = replace(found, ranks=ranks)
-        self._parts.events.hang_found(found.seconds, ranks, ended, self._context.options.agent_config.hang_action)
+        self._context.events.hang_found(found.seconds, ranks, ended, self._context.options.agent_config.hang_action)
         for line in stack_lines.hang_verdict(ranks, ended):
             self._context.say(line)
         path = self._round.write_stacks({names[rank]: dump for rank, dump in self._dumps.items()})
@@ -312,7 +308,7 @@ class HangDetection:
             if action == "fail":
                 event = messages.RoundFailed(current.number, verdict="hung", detail="--hang-action=fail ends the job")
             detail = stack_lines.hang_detail(found.ranks, ended, finding)
-            self._parts.history.blamed = self._make_end(rank, found.owners[rank], detail)
+            self._context.history.blamed = self._make_end(rank, found.owners[rank], detail)
             self._context.feed(event)
 
     def _make_end(self, rank: int, owner: hang.Owner, detail: str) -> WorkerEnd:

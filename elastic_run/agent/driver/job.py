@@ -15,7 +15,6 @@ from elastic_run.agent.worker_launch import assign_ranks
 from elastic_run.cluster.torch_devices import find_torch_version
 from elastic_run.contract import LONGEST_WAIT
 from elastic_run.core.agent import messages
-from elastic_run.core.config import FEW_NODES
 from elastic_run.core.job.documents import NodeInfo, StoreAddress
 from elastic_run.core.job.membership import Ended, Formed, Halted, Refused, Warned
 from elastic_run.core.job.node_status import DRAIN, kind_of
@@ -106,37 +105,19 @@ class MultiNodeJob:
         self._loop.call_soon_threadsafe(hand_over)
 
     @property
-    def has_others(self) -> bool:
-        """Whether other nodes are in the current round."""
-        return self.nodes > 1
-
-    @property
     def nodes(self) -> int:
         """Number of nodes in the current round."""
         return self._group.group_world_size or 1
-
-    @property
-    def group_rank(self) -> int:
-        """This node's rank in the current round; 0 before the first one."""
-        return self._group.group_rank or 0
 
     def is_member(self, document: dict[str, Any]) -> bool:
         """Whether an answer to a question to all nodes comes from a node of the current round."""
         return self.place is not None and document["round_id"] == self.place.round_id
 
     def describe_round(self) -> dict[str, Any]:
-        """Return which round this node runs, or has run last, for its answers to questions to all nodes.
-
-        If the job went on without this node, it names no round: its answer would stand for another node's.
-        """
+        """Return the round that this node runs or ran last; none if the job went on without this node."""
         place = self.place if self._session is not None and self._session.has_place else None
         nodes, round_id = (0, "") if place is None else (place.group_world_size, place.round_id)
         return {"round_id": round_id, "round_nodes": nodes}
-
-    @property
-    def is_large(self) -> bool:
-        """Whether the round has too many nodes for all of them to ask all others."""
-        return self.nodes > FEW_NODES
 
     def report_failing(self, *, is_secondary: bool) -> None:
         """Say that a worker of the current round has failed."""
@@ -159,11 +140,8 @@ class MultiNodeJob:
         )
 
     def gather_status(self, question: str, wait_limit: float, deliver: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Ask all nodes a question of `core.job.node_status`; `deliver` gets the answers, once, in the loop.
-
-        A node that waits for a round, or is alone in its round, asks the other nodes only to drain one of them.
-        """
-        if self._session is None or not (self.has_others or kind_of(question) == DRAIN):
+        """Ask all nodes a question; without other nodes only to drain one. `deliver` gets the answers, once."""
+        if self._session is None or not (self.nodes > 1 or kind_of(question) == DRAIN):
             deliver([])
             return
         self._session.gather_status(
@@ -189,10 +167,7 @@ class MultiNodeJob:
             self.join(lambda session: session.leave(reason, detail))
 
     def close(self, barrier: float, *, is_hurried: Callable[[], bool]) -> None:
-        """Write the last facts, and stay as long as other nodes need this one.
-
-        After the verdict it stays `barrier` seconds at most, and not after a second stop signal (`is_hurried`).
-        """
+        """Write the last facts; stay for others, `barrier` seconds at most, not after a second stop signal."""
         session = self._session
         if session is None:
             return

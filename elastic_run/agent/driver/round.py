@@ -64,10 +64,10 @@ class Round:
         launched: LaunchedWorkers,
         *,
         number: int,
-        on_exit: Callable[[int, int], None] = lambda *_: None,
-        on_overdue: Callable[[], None] = lambda: None,
-        on_output: Callable[[int, float | None], None] = lambda *_: None,
-        on_uncaught: Callable[[int], None] = lambda _: None,
+        on_exit: Callable[[int, int], None],
+        on_overdue: Callable[[], None],
+        on_output: Callable[[int, float | None], None],
+        on_uncaught: Callable[[int], None],
     ) -> None:
         self.number = number
         self.restart_count = context.agent.restart_count
@@ -76,8 +76,8 @@ class Round:
         self.fault_sockets = launched.fault_sockets
         self._context = context
         self._launched = launched
-        self._loop = context.loop
         self._report_exit, self._report_uncaught = on_exit, on_uncaught
+        self._loop = context.loop
         self._exits: dict[int, _Exit] = {}
         self._failed_after: float | None = None
         self._stacks: StackRequests | None = None
@@ -97,13 +97,7 @@ class Round:
         )
 
     def watch(self) -> None:
-        """Watch the workers, and take their output.
-
-        Raises:
-            OSError: A worker could not be started; the workers before it run.
-            ValueError: A worker could not be started, for a reason in its command; the workers before it run.
-            Exception: A worker could not be started because of a defect; the workers before it run.
-        """
+        """Watch the workers, and take their output. Raises why a worker could not be started; those before it run."""
         launched = self._launched
         for rank, started in launched.workers.items():
             self.workers.adopt(rank, started)
@@ -170,7 +164,8 @@ class Round:
         told = read_uncaught(text)
         if told is not None and local_rank not in self.uncaught:
             self.uncaught[local_rank] = told
-            self._report_uncaught(local_rank)
+            if self._context.is_running(self.number):  # else it is being stopped: the worker's end tells all
+                self._report_uncaught(local_rank)
 
     def _has_lost_status(self, local_rank: int) -> bool:
         return self.workers.pids[local_rank] in self._loop.lost_exits
@@ -252,9 +247,8 @@ class Round:
     def ask_stacks(self, wait_limit: float, on_done: Callable[[dict[int, Dump]], None]) -> None:
         """Ask the workers that run for their stacks; `on_done` takes them by global rank."""
         ranks = self.global_ranks
-        pids = {rank: self.workers.pids[rank] for rank in self.workers.alive}
         self.listen_for_stacks().ask(
-            pids, wait_limit, lambda found: on_done({ranks[local]: dump for local, dump in found.items()})
+            self.alive_pids, wait_limit, lambda found: on_done({ranks[local]: dump for local, dump in found.items()})
         )
 
     def write_stacks(self, dumps: Mapping[int, Dump]) -> str:
@@ -267,6 +261,11 @@ class Round:
         except OSError as error:
             self._context.say(f"{contract.STACKS_FILE} could not be written to {directory}: {error.strerror}")
             return ""
+
+    @property
+    def alive_pids(self) -> dict[int, int]:
+        """Pids of the workers that run, by local rank."""
+        return {rank: self.workers.pids[rank] for rank in self.workers.alive}
 
     @property
     def global_ranks(self) -> dict[int, int]:
@@ -300,11 +299,7 @@ class Round:
         return tuple(_with_timer(self._make_end(rank)) for rank in sorted(self._exits))
 
     def return_values(self) -> dict[int, Any]:
-        """Return the values of the workers' functions by global rank, after `close`; empty for commands.
-
-        Raises:
-            UnpicklingError: This process can't unpickle the value that a worker sent.
-        """
+        """Return the values of the workers' functions by global rank, after `close`; may raise UnpicklingError."""
         ranks = self.global_ranks
         return {
             ranks[local]: started.function.read_value(ranks[local])

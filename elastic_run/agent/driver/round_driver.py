@@ -16,21 +16,20 @@ from elastic_run.core.agent import machine, messages
 from elastic_run.core.job.restart_policy import CAUSE_WAIT, FAILED, STOPPED
 from elastic_run.multiprocessing.fork_exec import can_ask_for_stacks
 from elastic_run.rendezvous.api import RendezvousGracefulExitError, is_kind
-from elastic_run.signals import SIGINT, restore_signals
+from elastic_run.signals import SIGINT, SIGTERM, restore_signals
 from elastic_run.store.worker_store import PortTakenError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from elastic_run.agent.background import Background
     from elastic_run.agent.driver import AgentParts
     from elastic_run.agent.driver.flight_recorder import RecorderQuestion
     from elastic_run.agent.driver.round_waits import CheckProcess
     from elastic_run.agent.worker_launch import LaunchedWorkers, RoundJoin
     from elastic_run.core.failure.stacks import Dump
     from elastic_run.core.job.restart_policy import Failure
-    from elastic_run.timer.timer_file import ScopeTimer
+    from elastic_run.multiprocessing.workers import Workers
 
 #: Seconds in which only the workers' first lines count: programs that are quick to start have written some by then.
 _FIRST_LINES = 0.05
@@ -45,43 +44,41 @@ _STACKS_WAIT = 3.0
 
 
 class RoundDriver:
-    """Drives the rounds of one agent.
+    """Drives the rounds of one agent; `launched` are the first round's workers, if they were started already.
 
-    `launched` are the first round's workers, if they were started already. `on_step` is called with each step of a
-    round, by torch's name, and its milliseconds, `on_timer` with the events of the workers' timers.
+    Processes that workers with exit code 0 left running in the background live on once the whole job has succeeded.
+    Until then, in a job of several nodes, the round may still fail on another node. In that case they end before the
+    next round begins, and before the launcher ends; `on_background_ended` is called then.
     """
 
     def __init__(
         self,
-        parts: AgentParts,
+        context: AgentParts,
         round_join: RoundJoin,
         launched: LaunchedWorkers | None,
         *,
-        background: Background,
-        on_step: Callable[[str, float], None],
-        on_timer: Callable[[str, ScopeTimer | None], None],
+        on_background_ended: Callable[[], None],
     ) -> None:
         self.start_error: Exception | None = None  # For which the program could not be started
         self.handler_error: Exception | None = None  # Of a foreign rendezvous handler
         self.check: CheckProcess | None = None  # The last health check
-        self.watches = Watches(parts, on_timer)
+        self.watches = Watches(context)
         self._failure: Failure | None = None
-        self._parts = parts
-        self._context = parts.context
-        self._options = parts.context.options
-        self._loop = parts.context.loop
-        self._feed = parts.context.feed
+        self._context = context
+        self._options = context.options
+        self._loop = context.loop
+        self._feed = context.feed
         self._round_join = round_join
         self._launched = launched
-        self._background = background
-        self._on_step = on_step
+        self._on_background_ended = on_background_ended
+        #: The workers of a round that left background processes, and those of which they are being stopped.
+        self._background: Workers | None = None
+        self._ending_background: Workers | None = None
         self._joined_at = 0.0
-        self._stopped_at = 0.0
         self._quit_at: float | None = None  # When SIGQUIT came last
         self._collection: RecorderQuestion | None = None
         self._is_observing = False
         self._is_reaping = False
-        self._end_faults: Callable[[], None] = lambda: None
 
     # --- the way into a round --------------------------------------------------------------------------------------
     def join(self, command: messages.Join) -> None:
@@ -109,14 +106,20 @@ class RoundDriver:
             self._feed(messages.RoundFormed(number))
             return
         try:
-            if self._parts.job is not None:
-                self._parts.job.join()
+            if self._context.job is not None:
+                self._context.job.join()
                 return
             self._round_join.offer_store()
         except (ValueError, OSError) as error:
-            is_usage = isinstance(error, (PortTakenError, ValueError))
-            detail = self._round_join.describe_taken_port(error) if isinstance(error, PortTakenError) else str(error)
-            self._feed(messages.RoundFailed(number, verdict="usage" if is_usage else "cannot_start", detail=detail))
+            verdict, detail = "usage" if isinstance(error, (PortTakenError, ValueError)) else "cannot_start", str(error)
+            if isinstance(error, PortTakenError):
+                detail = f"--master-port: {error}"
+                if self._context.group.spec.rdzv_handler.get_backend() == "static":
+                    detail = (
+                        f"--master-port: {error.fact}: choose another port, the same on all nodes; if that process is "
+                        "another node of this job, give this node another --node-rank"
+                    )
+            self._feed(messages.RoundFailed(number, verdict=verdict, detail=detail))
             return
         if self._round_join.is_immediate:
             self._ask_handler(number)
@@ -147,11 +150,12 @@ class RoundDriver:
     # --- the start -------------------------------------------------------------------------------------------------
     def start(self, command: messages.StartWorkers) -> None:
         """Start the workers of a round that was formed, unless they were started, and watch them."""
-        self._record_step("RENDEZVOUS", self._joined_at)
+        on_step = self._context.on_step
+        on_step("RENDEZVOUS", (self._loop.now() - self._joined_at) * 1000)
         # The rendezvous has brought the ranks of all nodes with it.
-        self._on_step("ASSIGN_WORKER_RANKS", 0.0)
+        on_step("ASSIGN_WORKER_RANKS", 0.0)
         launched, self._launched = self._launched or self._launch(), None
-        current = self._parts.current = self._make_round(command.round, launched)
+        current = self._context.current = self._make_round(command.round, launched)
         try:
             current.watch()
         except (OSError, ValueError) as error:
@@ -162,13 +166,13 @@ class RoundDriver:
             program = spec.entrypoint if isinstance(spec.entrypoint, str) else spec.get_entrypoint_name()
             self._feed(explain_failed_start(command.round, error, program))
         else:
-            self._record_step("START", launched.started)
+            on_step("START", 0.0)
             if self._options.faults:
                 from elastic_run.agent.driver.fault_injection import inject_faults
 
-                self._end_faults = inject_faults(self._context, current)
-            self._parts.events.workers_started(current)
-        if self._is_observing or self._parts.job is not None:
+                inject_faults(self._context, current)
+            self._context.events.workers_started(current)
+        if self._is_observing or self._context.job is not None:
             self._begin_to_observe()
         else:
             self._loop.call_later(_FIRST_LINES, self._begin_to_observe)
@@ -181,16 +185,11 @@ class RoundDriver:
         self.watches.begin(current)
 
     def _make_round(self, number: int, launched: LaunchedWorkers) -> Round:
-        events, watches = self._parts.events, self.watches
+        events = self._context.events
 
         def on_output(local_rank: int, silence: float | None) -> None:
-            watches.add_output(local_rank)
+            self.watches.add_output(local_rank)
             events.output_came(current, local_rank, silence)
-
-        def on_uncaught(local_rank: int) -> None:
-            # After the round is stopped, the worker's end tells all.
-            if self._context.is_running(current.number):
-                watches.add_failed(current, local_rank)
 
         current = Round(
             self._context,
@@ -199,7 +198,7 @@ class RoundDriver:
             on_exit=lambda local_rank, exitcode: events.worker_exited(current, local_rank, exitcode),
             on_output=on_output,
             on_overdue=lambda: self._ask_overdue(current),
-            on_uncaught=on_uncaught,
+            on_uncaught=lambda local_rank: self.watches.add_failed(current, local_rank),
         )
         return current
 
@@ -209,7 +208,7 @@ class RoundDriver:
             self._loop.abandon()
             self._context.guardian.abandon()
 
-        source = self._parts.job or self._round_join
+        source = self._context.job or self._round_join
         count = self._context.agent.restart_count
         return launch_workers(
             self._context, restart_count=count, use_agent_store=source.use_agent_store, on_fork=give_up
@@ -218,16 +217,13 @@ class RoundDriver:
     def _begin_to_observe(self) -> None:
         """Begin with what takes milliseconds: the first lines of the first workers would have to wait for it."""
         self._is_observing = True
-        self._parts.history.begin()
-        self._parts.events.begin()
+        self._context.history.begin()
+        self._context.events.begin()
         if self._options.is_whole_process:
             gc.enable()
 
     def _begin_to_reap(self) -> None:
-        """Collect orphans, which come to PID 1, and to a subreaper, as the command is from now on.
-
-        Only now, when it is known which children are the first round's workers.
-        """
+        """Collect orphans from now on, when it is known which children are the first round's workers."""
         if self._is_reaping:
             return
         self._is_reaping = True
@@ -239,9 +235,9 @@ class RoundDriver:
     def _prepare_for_failure(self) -> None:
         """Import what the end or a restart of the job needs; see `History.prepare`."""
         if self._context.agent.state != machine.ENDED:
-            self._parts.history.prepare()
-            if self._parts.current is not None:
-                self._parts.current.listen_for_stacks()
+            self._context.history.prepare()
+            if self._context.current is not None:
+                self._context.current.listen_for_stacks()
 
     # --- the workers' stacks on SIGQUIT (Ctrl-\) --------------------------------------------------------------------
     def show_stacks(self) -> bool:
@@ -250,7 +246,7 @@ class RoundDriver:
         self._quit_at = now
         if not can_ask_for_stacks() or (before is not None and now - before < _TWICE):
             return False
-        current, state = self._parts.current, self._context.agent.state
+        current, state = self._context.current, self._context.agent.state
         if current is not None and current.workers.alive:
             current.ask_stacks(_STACKS_WAIT, lambda dumps: self._tell_stacks(current, dumps))
             return True
@@ -275,13 +271,14 @@ class RoundDriver:
     # --- the stop --------------------------------------------------------------------------------------------------
     def await_cause(self, command: messages.AwaitCause) -> None:
         """Wait for the cause of a lost peer; ask the workers that run on for their stacks: one of them may be stuck."""
-        history = self._parts.history
-        history.tell_awaiting_cause(command.delay)
+        from elastic_run.report import lines
+
+        self._context.say(lines.awaiting_cause(command.delay))
 
         def ask_before_stop() -> None:
-            current = self._parts.current
+            current = self._context.current
             if current is not None and self._context.is_running(command.round) and can_ask_for_stacks():
-                current.ask_stacks(_WAIT_BEFORE_STOP, history.keep_before_stop)
+                current.ask_stacks(_WAIT_BEFORE_STOP, self._context.history.keep_before_stop)
 
         # Not before: the signal lets `signal.pause` return, and a worker that tells the cause needs no question.
         self._loop.call_later(max(0.0, command.delay - _WAIT_BEFORE_STOP), ask_before_stop)
@@ -289,10 +286,8 @@ class RoundDriver:
 
     def stop(self, command: messages.StopWorkers) -> None:
         """Stop the workers, or leave their background processes alone after a success."""
-        agent, current = self._context.agent, self._parts.current
+        agent, current = self._context.agent, self._context.current
         self.watches.end_round()
-        self._end_faults()
-        self._stopped_at = self._loop.now()
         if current is not None:
             is_success = agent.stop_reason == machine.AFTER_SUCCESS
             if is_success and not self._options.agent_config.kill_background_processes:
@@ -326,7 +321,7 @@ class RoundDriver:
             from elastic_run.report.stack_lines import overdue
 
             if dumps:
-                self._parts.history.overdue = dumps
+                self._context.history.overdue = dumps
                 self._context.say(overdue(dumps, current.write_stacks(dumps)))
 
         if can_ask_for_stacks():
@@ -336,45 +331,90 @@ class RoundDriver:
         """Wait for nothing more: kill the workers that are being stopped."""
         if self._collection is not None:
             self._collection.finish()
-        if self._parts.current is not None:
-            self._parts.current.workers.hurry()
+        if self._context.current is not None:
+            self._context.current.workers.hurry()
 
     def _on_released(self, background: list[int]) -> None:
-        if background and self._parts.current is not None:
-            self._background.keep(self._parts.current)
+        if background and self._context.current is not None:
+            self._keep_background(self._context.current)
         self._on_gone([])
 
+    # --- what the workers left in the background -------------------------------------------------------------------
+    @property
+    def is_ending_background(self) -> bool:
+        """Whether background processes are being stopped."""
+        return self._ending_background is not None
+
+    def _keep_background(self, ended: Round) -> None:
+        self._background = ended.workers
+        try:
+            own = ended.output.leave(is_exec=self._context.guardian.is_exec)
+            self._context.guardian.own_sessions.update(own)
+        except OSError as error:
+            self._context.say(f"the output of background processes is lost from now on: {error.strerror}")
+
+    def conclude_background(self, *, is_success: bool) -> None:
+        """Let them live on after a success, and name them; end them otherwise."""
+        if self._background is None or not is_success:
+            self.end_background()
+            return
+        # First: from now on they live, also if the launcher is killed.
+        self._context.guardian.spare_all()
+        if pids := self._background.find_survivors():
+            from elastic_run.report import lines
+
+            self._context.say(lines.background([(pid, _read_command(pid)) for pid in sorted(pids)]))
+
+    def end_background(self) -> None:
+        """End them, if there are any."""
+        if self._background is not None:
+            self._ending_background, self._background = self._background, None
+            timeout = self._options.shutdown_timeout
+            self._ending_background.stop(SIGTERM, timeout, lambda _: self._conclude_end())
+
+    def hurry_background(self) -> None:
+        """Kill those that are being stopped."""
+        if self._ending_background is not None:
+            self._ending_background.hurry()
+
+    def _conclude_end(self) -> None:
+        self._ending_background = None
+        self._on_background_ended()
+
+    # --- the end of a round ----------------------------------------------------------------------------------------
+
     def _on_gone(self, survivors: list[int]) -> None:
-        current, history = self._parts.current, self._parts.history
+        current, history = self._context.current, self._context.history
         if current is None:
             return
         failure = self._failure = history.add_round(current, survivors)
-        history.tell_folded(current)
-        self._parts.events.round_gone(history.ends, history.root, len(survivors))
-        if failure is not None:
-            self._on_step("FAILED", 0.0)
-        if self._context.agent.stop_reason != machine.AFTER_SUCCESS:
-            self._record_step("STOP", self._stopped_at)
-        self._feed(messages.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
+        for place, local_ranks in current.output.list_folded():
+            from elastic_run.report import lines
 
-    def _record_step(self, step: str, began_at: float) -> None:
-        self._on_step(step, (self._loop.now() - began_at) * 1000)
+            ranks = current.global_ranks
+            self._context.say(lines.folded([ranks[local_rank] for local_rank in local_ranks], place))
+        self._context.events.round_gone(history.ends, history.root, len(survivors))
+        if failure is not None:
+            self._context.on_step("FAILED", 0.0)
+        self._feed(messages.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
 
     # --- reports to a job of several nodes -------------------------------------------------------------------------
     def report_failing(self, command: messages.ReportFailing) -> None:
         """Say that a worker of the round has failed."""
-        agent, job = self._context.agent, self._parts.job
+        agent, job = self._context.agent, self._context.job
         if job is not None:
             job.report_failing(is_secondary=command.is_secondary)
-            if command.is_secondary and not agent.running and job.has_others:
+            if command.is_secondary and not agent.running and job.nodes > 1:
                 # All of this node have failed: the worker that has the cause is on another, which isn't stopped yet.
-                self._parts.history.tell_awaiting_cause(CAUSE_WAIT)
+                from elastic_run.report import lines
+
+                self._context.say(lines.awaiting_cause(CAUSE_WAIT))
 
     def report_ready(self, command: messages.ReportReady) -> None:
         """Report how the round ended on this node, which is then ready for the next round."""
 
         def report() -> None:
-            history, job = self._parts.history, self._parts.job
+            history, job = self._context.history, self._context.job
             document, ends = history.root_cause_document(self._failure), history.describe_ends()
             try:
                 if job is not None:
@@ -413,6 +453,15 @@ def explain_failed_start(number: int, error: Exception, program: str) -> message
             missing = f"its first line names the interpreter {interpreter!r}, which does not exist"
         return messages.RoundFailed(number, verdict="not_found", detail=f"{program}: {missing}")
     return messages.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
+
+
+def _read_command(pid: int) -> str:
+    import psutil
+
+    try:
+        return " ".join(psutil.Process(pid).cmdline())[:400]
+    except (psutil.Error, OSError):
+        return ""
 
 
 def _read_interpreter(path: str) -> str:

@@ -1,11 +1,9 @@
-"""What a round waits for on this node: the health check has passed, and the forks of warm workers are there.
+"""What a round waits for on this node: its health check, and the template of its warm workers.
 
-A health check (`--health-check`) runs between two rounds, or before the first one; no round waits for a node that has
-not said that it is ready. It is a command beside the workers that never holds the agent up, nor outlives it:
-- It has a session of its own, /dev/null as stdin, and one pipe as stdout and stderr. The loop reads the pipe, so that a
-  command may print a gigabyte; its last bytes are kept.
+A health check (`--health-check`) is a command beside the workers that never holds the agent up, nor outlives it:
+- It has a session of its own, /dev/null as stdin, and one pipe as stdout and stderr, of which the last bytes are kept.
 - It has ended when its first process has. Then, and at the timeout, SIGKILL goes to all processes that it has started,
-  as with workers, without a grace: a process that hangs in a driver does not act on SIGTERM either.
+  without a grace: a process that hangs in a driver does not act on SIGTERM either.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import shlex
 import sys
 
 from elastic_run import contract
-from elastic_run.core.agent import messages
 from elastic_run.multiprocessing import process_table
 from elastic_run.multiprocessing.fork_exec import (
     inheritable_descriptors,
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from elastic_run.agent.context import AgentContext
-    from elastic_run.core.agent.messages import Event
     from elastic_run.loop import Timer
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 
@@ -131,11 +127,7 @@ class CheckProcess:
         timeout: float | None,
         kept: Sequence[int] = (),
     ) -> None:
-        """Start the command with `more` variables; it is killed after `timeout` seconds, and inherits `kept`.
-
-        Raises:
-            OSError: The system can't execute it.
-        """
+        """Start the command, killed after `timeout` seconds, with `more` variables and descriptors `kept`; OSError."""
         guardian = self._context.guardian
         self._context.adopt_orphans()
         self._reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -249,7 +241,7 @@ def _start_templates(context: AgentContext, modules: list[str], argv: list[str])
     try:
         # The longest command line: each worker's command line has to fit into the template's (`ProcessTitle`).
         worker_pool.start([argv[0], *macros.substitute(argv[1:], str(spec.local_world_size - 1))], environment)
-        context.make_room(spec.local_world_size)  # after the template's start: workers keep the limit of descriptors
+        context.make_room()  # after the template's start: workers keep the limit of descriptors
         worker_pool.prepare()
     except OSError:
         with Loop() as loop:  # no agent's loop runs yet that could see the templates end
@@ -310,36 +302,3 @@ def _has_start_file() -> bool:
         except OSError:
             pass
     return False
-
-
-class HeldRound:
-    """Keeps a formed round back until its warm workers are ready, or are given up and start cold."""
-
-    def __init__(self, worker_pool: WorkerPool, begin: Callable[[messages.RoundFormed], None]) -> None:
-        self._worker_pool = worker_pool
-        self._begin = begin
-        self._round: messages.RoundFormed | None = None
-
-    def takes(self, event: Event) -> bool:
-        """Whether an event is held back or dropped during the wait; other events may end the wait.
-
-        A verdict is processed at once, and the round never begins. Any other event of the round is processed after the
-        round has begun.
-        """
-        if isinstance(event, messages.Signalled):
-            return False
-        if isinstance(event, messages.RoundFormed) and not self._worker_pool.is_settled:
-            self._round = event
-            self._worker_pool.await_settled(self._release)
-            return True
-        if self._round is None or isinstance(event, messages.JobOver):
-            return False
-        if isinstance(event, messages.RoundWarned):
-            return True  # there are no workers to warn
-        self._release()
-        return False
-
-    def _release(self) -> None:
-        event, self._round = self._round, None
-        if event is not None:
-            self._begin(event)

@@ -3,7 +3,6 @@
 - Nothing is decided here: `core.agent.machine` decides. One event at a time, in order: an event that arises while
   commands are performed waits until they are done.
 - All work happens in the loop's thread, except a rendezvous that blocks.
-- `round_driver` performs the commands that concern a round.
 - Signals need the main thread. In another thread, the program around us stops the agent through
   `SimpleElasticAgent._shutdown`.
 """
@@ -14,9 +13,7 @@ import os
 import time
 from collections import deque
 
-from elastic_run.agent.background import Background
 from elastic_run.agent.control_server import ControlServer
-from elastic_run.agent.driver import AgentParts
 from elastic_run.agent.driver.event_recorder import EventRecorder
 from elastic_run.agent.driver.round_driver import RoundDriver
 from elastic_run.agent.plugin_calls import PluginCalls, close_part
@@ -35,13 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from elastic_run.agent.context import AgentContext
-    from elastic_run.agent.driver.job import MultiNodeJob
-    from elastic_run.agent.driver.round_waits import CheckEnd, CheckProcess, HeldRound
+    from elastic_run.agent.driver import AgentParts
+    from elastic_run.agent.driver.round_waits import CheckEnd, CheckProcess
     from elastic_run.agent.worker_launch import LaunchedWorkers
     from elastic_run.core.agent.messages import Command, Event
     from elastic_run.core.failure.job_result import JobResult
-    from elastic_run.timer.timer_file import ScopeTimer
 
 #: Seconds that are long for a reader of the output, or for the loop, and short for a person.
 _MOMENT = 2.0
@@ -50,20 +45,9 @@ _SETTLED = 1.0
 
 
 class Supervisor:
-    """Runs the rounds of one agent to their end; the ranks and states of the context's group are kept up to date.
+    """Runs the rounds of one agent; `early_start` are the workers of the first round, if they run already."""
 
-    `early_start` are the workers of the first round, if they were started already. `on_step` gets each step of a round
-    by torch's name, and its milliseconds, `on_timer` the events of the workers' timers.
-    """
-
-    def __init__(
-        self,
-        context: AgentContext,
-        early_start: LaunchedWorkers | None = None,
-        *,
-        on_step: Callable[[str, float], None] = lambda *_: None,
-        on_timer: Callable[[str, ScopeTimer | None], None] = lambda *_: None,
-    ) -> None:
+    def __init__(self, context: AgentParts, early_start: LaunchedWorkers | None = None) -> None:
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
         self._context, self._options = context, context.options
@@ -84,11 +68,11 @@ class Supervisor:
         context.feed = self._feed
         self._round_join = (early_start and early_start.round_join) or RoundJoin(context)
         self._round_join.serve()
-        self._job: MultiNodeJob | None = None
         if hasattr(context.group.spec.rdzv_handler, "open_session"):
             from elastic_run.agent.driver.job import MultiNodeJob
 
-            self._job = MultiNodeJob(context, self._round_join)
+            context.job = MultiNodeJob(context, self._round_join)
+        self._job = context.job
         context.agent = machine.Agent(
             config=self._options.job_config,
             local_world_size=context.group.spec.local_world_size,
@@ -96,23 +80,18 @@ class Supervisor:
             follows_job=self._job is not None,
             wait_limit=min(CAUSE_WAIT, self._options.shutdown_timeout),
         )
-        self._recorder = EventRecorder(context)
-        self.parts = AgentParts(context, self._recorder, self._job)
+        self._recorder = context.events = EventRecorder(context)
         self.plugin_calls = context.plugin_calls = PluginCalls(
             self._loop, context.say, grace=self._options.shutdown_timeout, count_signals=lambda: self._signals_seen
         )
-        self._held_round: HeldRound | None = None
         self._kept_server: CheckProcess | None = None
+        #: Events of a round that waits, and whether it waits for warm workers.
+        self._waiting: list[Event] = []
+        self._is_warming = False
         if context.worker_pool is not None:
-            from elastic_run.agent.driver.round_waits import HeldRound
-
             context.worker_pool.attach(self._loop, context.say)
-            self._held_round = HeldRound(context.worker_pool, self._feed_machine)
-        self._background = Background(context)
-        self.rounds = RoundDriver(
-            self.parts, self._round_join, early_start, background=self._background, on_step=on_step, on_timer=on_timer
-        )
-        self._control = ControlServer(self.parts, self.rounds.watches.describe_hang)
+        self.rounds = RoundDriver(context, self._round_join, early_start, on_background_ended=self._feed_waiting)
+        self._control = ControlServer(context, self.rounds.watches.describe_hang)
         if context.health_port is not None:
             context.health_port.serve_health(self._loop, lambda: context.agent.state)
         if context.metrics_port is not None:
@@ -138,7 +117,7 @@ class Supervisor:
         }
 
     def _find_silences(self) -> dict[int, float]:
-        return {} if self.parts.current is None else self.parts.current.find_silences()
+        return {} if self._context.current is None else self._context.current.find_silences()
 
     # --- the run ---------------------------------------------------------------------------------------------------
     def __enter__(self) -> Supervisor:
@@ -172,10 +151,10 @@ class Supervisor:
 
     def _is_finished(self) -> bool:
         is_checking = self.rounds.check is not None and self.rounds.check.is_running
-        return self._finish is not None and not self._background.is_ending and not is_checking
+        return self._finish is not None and not self.rounds.is_ending_background and not is_checking
 
     def _stop_after(self, error: BaseException) -> None:
-        current = self.parts.current
+        current = self._context.current
         if current is None and self._job is None:
             return  # nothing was started, so nothing has to be stopped
         if isinstance(error, KeyboardInterrupt):
@@ -191,7 +170,7 @@ class Supervisor:
 
     def _conclude(self) -> JobResult:
         self._write_kept_state()
-        history = self.parts.history
+        history = self._context.history
         if self._job is not None and self._job.place is not None:
             history.versions = self._job.place.versions
         if self._job is not None and self._job.ended is not None:
@@ -327,10 +306,42 @@ class Supervisor:
 
     # --- events and commands ---------------------------------------------------------------------------------------
     def _feed(self, event: Event) -> None:
-        if self._background.takes(event):
-            return
-        if self._held_round is None or not self._held_round.takes(event):
+        if isinstance(event, (messages.Signalled, messages.JobOver)) or not self._has_to_wait(event):
             self._feed_machine(event)
+
+    def _has_to_wait(self, event: Event) -> bool:
+        """Whether a round that was formed waits, and its other events too: a warning reaches no worker then.
+
+        No round begins before the background processes of the last one have ended, and the warm workers are ready or
+        are given up. A round that is stopped before begins with cold workers.
+        """
+        if isinstance(event, messages.RoundFormed):
+            self.rounds.end_background()
+            pool = self._context.worker_pool
+            if pool is not None and not pool.is_settled:
+                self._is_warming = True
+                pool.await_settled(self._end_warming)
+        elif self._is_warming and isinstance(event, messages.RoundHalted):
+            self._end_warming()
+        if not self._is_waiting:
+            return False
+        if not isinstance(event, messages.RoundWarned):
+            self._waiting.append(event)
+        return True
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._is_warming or self.rounds.is_ending_background
+
+    def _end_warming(self) -> None:
+        self._is_warming = False
+        self._feed_waiting()
+
+    def _feed_waiting(self) -> None:
+        if not self._is_waiting:
+            waiting, self._waiting = self._waiting, []
+            for event in waiting:
+                self._feed_machine(event)
 
     def _feed_machine(self, event: Event) -> None:
         self._events.append(event)
@@ -346,7 +357,7 @@ class Supervisor:
                 # The event log and the user hear of a step before its commands are performed.
                 self._recorder.stepped(event, before, after, commands, self._job)
                 if machine.has_news(before, after) and not self._is_quiet:
-                    self.parts.history.tell(before, after, commands)
+                    self._context.history.tell(before, after, commands)
                 self._perform(commands)
         finally:
             self._is_feeding = False
@@ -375,7 +386,7 @@ class Supervisor:
         self._finish = command
         if self.rounds.check is not None:
             self.rounds.check.cancel()
-        self._background.conclude(is_success=command.verdict == "success")
+        self.rounds.conclude_background(is_success=command.verdict == "success")
 
     # --- signals ---------------------------------------------------------------------------------------------------
     def request_stop(self, number: int, reason: str = "the program that launches the job stops it") -> None:
@@ -390,9 +401,8 @@ class Supervisor:
     def _tell_time_limit(self) -> None:
         """Tell the user before the scheduler ends the job, and stop the workers in time if the user asks for it.
 
-        Slurm sends SIGTERM when the time is over, and SIGKILL `KillWait` seconds later (30 unless the site sets it).
-        Workers that need longer to save have to begin before. A variable gives the workers the same moment, from which
-        on their `stop_requested()` is true.
+        Slurm sends SIGTERM when the time is over, and SIGKILL `KillWait` seconds later: too late for a long
+        save. A variable gives the workers the same moment, from which on their `stop_requested()` is true.
         """
         left = max(0, round(self._options.node_config.end_time - time.time()))
         if self._options.node_config.stops_in_time:
@@ -421,8 +431,8 @@ class Supervisor:
             pass  # not the main thread
 
     def _forward(self, number: int) -> None:
-        if self.parts.current is not None:
-            self.parts.current.workers.forward(number)
+        if self._context.current is not None:
+            self._context.current.workers.forward(number)
 
     def _read_sender(self, number: int) -> None:
         self._context.senders.add(number, self._loop.senders.get(number))
@@ -432,7 +442,7 @@ class Supervisor:
             return
         self._signals_seen += 1
         self._read_sender(number)
-        self._background.hurry()
+        self.rounds.hurry_background()
         self._feed(messages.Signalled(number, None if number in self._options.signals else SIGTERM))
 
     def _on_forwarded(self, number: int) -> None:
@@ -442,14 +452,17 @@ class Supervisor:
     def _on_offered(self, number: int) -> None:
         """Pass a signal on to the workers that handle it; in no state that changes anything else."""
         self._read_sender(number)
-        current = self.parts.current
+        current = self._context.current
         reached = [] if current is None else current.workers.offer(number)
         if reached:
             self._context.senders.passed_on.add(number)
-        ranks = [worker.global_rank for worker in self._context.group.workers if worker.local_rank in reached]
+        from elastic_run.report import lines
+
+        workers, sender = self._context.group.workers, self._context.senders.find(number)
+        ranks = [worker.global_rank for worker in workers if worker.local_rank in reached]
         has_workers = current is not None and bool(current.workers.alive)
-        self.parts.history.tell_offered(number, ranks, has_workers=has_workers)
+        self._context.say(lines.offered(number, sender, ranks, size=len(workers), has_workers=has_workers))
 
     def _on_resize(self, _: int) -> None:
-        if self.parts.current is not None:
-            self.parts.current.output.resize()
+        if self._context.current is not None:
+            self._context.current.output.resize()

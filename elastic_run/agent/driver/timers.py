@@ -4,8 +4,7 @@
 - An expired timer signals the process that it names, if this process is a worker of this round or belongs to a worker's
   session, and no other process. (torch's server signals any process, and then the agent itself.)
 - While the round is being stopped, no timer of the round expires: the stop has a grace period of its own.
-- If the launcher is killed, the guardian removes the pipe's directory. If another program removes the pipe, such as a
-  cleaner of old files in /tmp, new timers fail in the workers.
+- If another program removes the pipe, such as a cleaner of old files in /tmp, new timers fail in the workers.
 """
 
 from __future__ import annotations
@@ -28,13 +27,7 @@ if TYPE_CHECKING:
 
 
 def open_timer_file(environ: Mapping[str, str], directory: str) -> tuple[TimerFile, str]:
-    """Make the pipe where TORCHELASTIC_TIMER_FILE says, or else in a private directory.
-
-    That is `directory`, which the guardian removes, or if there is none ("") a new one, which is returned.
-
-    Raises:
-        OSError: The pipe can't be made.
-    """
+    """Make the pipe at TORCHELASTIC_TIMER_FILE, in `directory`, or in a new directory, which is returned."""
     path = environ.get(contract.ENV_TIMER_FILE)
     # A launcher inside a worker inherits the path of the launcher outside, which reads there. Another agent on this
     # machine may have made the pipe just now.
@@ -57,11 +50,7 @@ def open_timer_file(environ: Mapping[str, str], directory: str) -> tuple[TimerFi
 
 
 class TimerWatch:
-    """Counts down in the agent's loop.
-
-    `list_ranks` returns the global rank of each worker that lives, by pid. `on_event` gets torch's events: a name and
-    the timer, or None.
-    """
+    """Counts down in the loop; `list_ranks` returns ranks by pid, `on_event` gets torch's events."""
 
     def __init__(
         self,
@@ -77,7 +66,7 @@ class TimerWatch:
         self._timer: Timer | None = None
         self._has_said_foreign = False
         self._loop.add_reader(file.fd, self._read)
-        on_event("watchdog started", None)
+        self._on_event("watchdog started", None)
 
     def clear(self) -> None:
         """Forget the timers that run, as the round ends."""

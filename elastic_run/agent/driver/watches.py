@@ -13,7 +13,6 @@ from elastic_run.multiprocessing.output.worker_output import SILENCE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from elastic_run.agent.driver import AgentParts
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver.worker_readings import Activity
     from elastic_run.core.failure.stacks import Dump
     from elastic_run.loop import Timer
-    from elastic_run.timer.timer_file import ScopeTimer
 
 #: Seconds after which workers are past their own start.
 _SETTLED = 1.0
@@ -48,13 +46,12 @@ _WAIT_LIMIT = 1.5
 
 
 class Watches:
-    """The watches of one agent; `on_timer` gets the name of an event of the workers' timers, and the request."""
+    """The watches of one agent."""
 
-    def __init__(self, parts: AgentParts, on_timer: Callable[[str, ScopeTimer | None], None]) -> None:
-        self._parts, self._context = parts, parts.context
-        self._on_timer = on_timer
-        self._loop = parts.context.loop
-        self._options = parts.context.options
+    def __init__(self, context: AgentParts) -> None:
+        self._context = context
+        self._loop = context.loop
+        self._options = context.options
         self._round: Round | None = None
         self._timers: TimerWatch | None = None
         self._hang: HangDetection | None = None
@@ -73,20 +70,20 @@ class Watches:
             from elastic_run.agent.driver.timers import TimerWatch
 
             file.say = self._context.say
-            self._timers = TimerWatch(self._loop, file, self._list_ranks, self._on_timer)
+            self._timers = TimerWatch(self._loop, file, self._list_ranks, self._context.on_timer)
         handler: Any = self._context.group.spec.rdzv_handler
-        if self._parts.job is None and not getattr(handler, "is_immediate", False):
+        if self._context.job is None and not getattr(handler, "is_immediate", False):
             self._ask_for_nodes(current)
         self._due["late start"] = self._loop.call_later(_SETTLED, lambda: self._begin_late(current))
 
     def _begin_late(self, current: Round) -> None:
         """Begin with what would only delay the start of the workers."""
         settings = self._options.agent_config
-        if self._parts.events.is_written:
+        if self._context.events.is_written:
             is_awake = settings.events_file or settings.metrics_port is not None or settings.hang_timeout is not None
             self._read_resources(current, is_awake=bool(is_awake))
         if can_ask_for_stacks() and self._failed is None:
-            self._failed = _FailedRanks(self._parts, current)
+            self._failed = _FailedRanks(self._context, current)
         if settings.hang_timeout is not None:
             self._watch_hang(current, settings.hang_timeout)
         elif can_ask_for_stacks():
@@ -111,20 +108,14 @@ class Watches:
 
     def _list_ranks(self) -> dict[int, int]:
         """Return the global rank of each worker that lives, by pid."""
-        current = self._round
-        return (
-            {}
-            if current is None
-            else {
-                current.workers.pids[local_rank]: current.global_ranks[local_rank]
-                for local_rank in current.workers.alive
-            }
-        )
+        if (current := self._round) is None:
+            return {}
+        return {pid: current.global_ranks[rank] for rank, pid in current.alive_pids.items()}
 
     def add_failed(self, current: Round, local_rank: int) -> None:
         """Watch a worker that has told of the exception which has ended its main thread."""
         if self._failed is None:
-            self._failed = _FailedRanks(self._parts, current)
+            self._failed = _FailedRanks(self._context, current)
         self._failed.add(local_rank)
 
     def add_output(self, local_rank: int) -> None:
@@ -134,11 +125,7 @@ class Watches:
 
     # --- state D ---------------------------------------------------------------------------------------------------
     def _look_at_states(self, current: Round) -> None:
-        """Watch for workers in uninterruptible sleep (state D): a driver or a file system does not answer.
-
-        Only with TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT. The kernel reports no change of a process's state, so the
-        watch reads it a few times within the timeout. A short stay is normal disk traffic.
-        """
+        """Look for workers in uninterruptible sleep a few times within the timeout: a short stay is disk traffic."""
         now, workers, timeout = self._loop.now(), current.workers, self._options.stuck_timeout
         stuck = {pid for pid in (workers.pids[rank] for rank in workers.alive) if _is_uninterruptible(pid)}
         self._stuck_since = {pid: self._stuck_since.get(pid, now) for pid in stuck}
@@ -149,10 +136,9 @@ class Watches:
 
     # --- waiting nodes ---------------------------------------------------------------------------------------------
     def _ask_for_nodes(self, current: Round) -> None:
-        """Ask a foreign rendezvous whether nodes wait for the next round; it has no way to notify the agent.
+        """Ask a foreign rendezvous every `monitor_interval` seconds whether nodes wait, which it can't tell by itself.
 
-        A job also learns of a failed worker on another node in this way: that node's agent returns to the rendezvous
-        and waits. `monitor_interval` is the time between two questions; elastic-run uses it only here.
+        The node of a failed worker, too, returns to the rendezvous and waits.
         """
         spec, calls = self._context.group.spec, self._context.plugin_calls
 
@@ -178,15 +164,14 @@ class Watches:
 
     # --- resources -------------------------------------------------------------------------------------------------
     def _read_resources(self, current: Round, *, is_awake: bool) -> None:
-        """Read the workers' processor time and memory, for the curves of the job's history, again and again.
+        """Read the workers' processor time and memory, at 40 us for each, for the curves of the job's history.
 
-        A reading costs 40 us for each worker. Where the user asked for what needs the loop anyway (--events-file,
-        --metrics-port, --hang-timeout) it comes every 10 s, and once a minute after an hour. With a log directory alone
-        it comes together with the watch over quiet rounds, so an idle launcher is not woken for it.
+        Every 10 s, once a minute after an hour, where a flag needs the loop anyway. With a log directory alone it comes
+        together with the watch over quiet rounds, so an idle launcher is not woken for it.
         """
         from elastic_run.agent.driver.worker_readings import read_usage
 
-        self._parts.events.resources_read(current, read_usage(current))
+        self._context.events.resources_read(current, read_usage(current))
         age = self._loop.now() - current.started
         pause = max(_SHORTEST, min(_LONGEST, age / _PARTS)) if is_awake else QUIET_PERIOD
         self._due["resources"] = self._loop.call_later(pause, lambda: self._read_resources(current, is_awake=is_awake))
@@ -195,9 +180,8 @@ class Watches:
     def _watch_quiet(self, current: Round) -> Activity:
         """Find out that the workers do nothing any more, where the user has not asked for --hang-timeout.
 
-        A timer compares the workers' activity with the last reading, which is returned. So a job that begins to hang is
-        noticed after five to ten minutes, and a running job pays a millisecond every five minutes. The rounds of all
-        nodes begin at about the same time, and so do these readings. psutil's import would take 16 ms and 2 MB.
+        A timer compares the workers' activity with the last reading, which is returned: a hang is noticed after 5 to 10
+        minutes, and a running job pays a millisecond every five minutes. psutil's import would take 16 ms and 2 MB.
         """
         from elastic_run.agent.driver.worker_readings import is_quiet, read_activity
 
@@ -228,7 +212,7 @@ class Watches:
         from elastic_run.agent.driver.hang_detection import HangDetection
 
         on_hang = self._end_quiet if quiet_for else lambda: None
-        self._hang = HangDetection(self._parts, current, timeout=timeout, quiet_for=quiet_for, on_hang=on_hang)
+        self._hang = HangDetection(self._context, current, timeout=timeout, quiet_for=quiet_for, on_hang=on_hang)
 
     def describe_hang(self) -> dict[str, Any]:
         """Return what the other nodes need to know of this node's ranks to decide whether the job hangs."""
@@ -246,20 +230,18 @@ class Watches:
 class _FailedRanks:
     """Ranks of a round whose main thread an exception has ended, and whose process lives: the others wait for them.
 
-    - An exit function that keeps such a process alive may do useful work, such as saving a checkpoint. So the user is
-      told after a few seconds, and the rank counts as failed only after the grace period that every worker gets.
-    - A worker tells of the exception that has ended its main thread (`worker_start`). It can't if its program has
-      replaced `sys.excepthook` by a function that calls no other hook, as the package rich does. So a rank that has
-      written an exception, and then nothing for a while, is asked for its stacks: the handler in Python tells it.
+    - An exit function may do useful work, such as saving a checkpoint: the rank has the grace period of every worker.
+    - A worker tells of its exception (`worker_start`), unless its program has replaced `sys.excepthook`, as the package
+      rich does. So a rank that has written an exception, and then nothing for a while, is asked for its stacks.
     - A rank whose Python has no handler tells nothing, and an exception that a program has handled stands on stderr as
       well. Of both the last words are shown only where the job hangs or is stopped.
     """
 
-    def __init__(self, parts: AgentParts, current: Round) -> None:
-        self._loop = parts.context.loop
-        self._say = parts.context.say
+    def __init__(self, context: AgentParts, current: Round) -> None:
+        self._loop = context.loop
+        self._say = context.say
         self._round = current
-        self._limit = max(parts.context.options.shutdown_timeout, _LEAST)
+        self._limit = max(context.options.shutdown_timeout, _LEAST)
         self._timers: list[Timer] = []
         self._silences: dict[int, Timer] = {}
         for rank in current.output.activities:

@@ -1,13 +1,9 @@
 """Reads what this node's workers do: their use of the machine and their output, and the signs of progress.
 
-A worker's text of its stacks does not count as output. psutil tells no state of a thread, and takes more than twice the
-time of a tick of the hang detection.
-
-A thread computes if it has a processor, or waits for one, and has not gone to sleep for a moment. The state at one
-instant does not tell: gloo's threads wake up 100 times a second in a rank that does nothing, and a thread that computes
-on a machine with too few processors gets next to no processor time. Threads that take turns under Python's lock sleep
-for each other; where the agent too gets its processor late, each of them has slept since. So a process computes as well
-if the time in which its threads ran or waited for a processor makes up the whole moment: gloo's threads wait little.
+A thread computes if it has a processor, or waits for one, and has not gone to sleep for a moment; the state at one
+instant does not tell, as gloo's threads wake up 100 times a second in a rank that does nothing. Threads that take turns
+under Python's lock sleep for each other, so a process computes as well if the time in which its threads ran or waited
+for a processor makes up the whole moment. psutil tells no state of a thread, and takes twice the time.
 """
 
 from __future__ import annotations
@@ -25,12 +21,11 @@ from elastic_run.records import dataclass, replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Any
 
+    from elastic_run.agent.context import AgentContext
     from elastic_run.agent.driver.round import Round
     from elastic_run.cluster.devices import GpuUse
     from elastic_run.core.failure.stacks import Dump
-    from elastic_run.loop import Loop
 
 _TICK = os.sysconf("SC_CLK_TCK")
 #: Seconds without sleep in which a thread computes. A thread that polls sleeps sooner, also if it has to wait for a
@@ -82,17 +77,13 @@ def read_process(pid: int) -> Usage | None:
         return None  # it has ended, or no file can be opened
 
 
-def ask_gpu_use(loop: Loop, memory: dict[str, Any], deliver: Callable[[dict[int, GpuUse]], None]) -> None:
-    """Give the GPU use by pid to a function, in the loop; nothing where nvidia-ml-py is missing, or does not answer.
-
-    A thread asks: a driver that hangs holds up its caller, but not the loop. While an earlier question of this `memory`
-    still waits for the driver, no other one is asked.
-    """
+def ask_gpu_use(context: AgentContext, deliver: Callable[[dict[int, GpuUse]], None]) -> None:
+    """Deliver the GPU use by pid in the loop; a thread asks, and no second one while the driver hangs."""
     import threading
 
     from elastic_run.cluster import devices
 
-    earlier = memory.get("gpu")
+    loop, earlier = context.loop, context.gpu_thread
     if not devices.has_library() or (earlier is not None and earlier.is_alive()):
         deliver({})
         return
@@ -108,8 +99,8 @@ def ask_gpu_use(loop: Loop, memory: dict[str, Any], deliver: Callable[[dict[int,
         loop.call_soon_threadsafe(lambda: conclude(found))
 
     timer = loop.call_later(_GPU_WAIT, lambda: conclude({}))
-    memory["gpu"] = threading.Thread(target=read, name="gpu use", daemon=True)
-    memory["gpu"].start()
+    context.gpu_thread = threading.Thread(target=read, name="gpu use", daemon=True)
+    context.gpu_thread.start()
 
 
 def add_silences(dumps: dict[int, Dump], current: Round, now: float) -> dict[int, Dump]:
@@ -163,10 +154,7 @@ def read_activity(workers: Sequence[int]) -> Activity:
 
 
 def is_quiet(before: Activity, after: Activity, seconds: float) -> bool:
-    """Whether nothing happened between two moments.
-
-    Processes that have ended take their time with them, so less is a change too.
-    """
+    """Whether nothing happened between two moments; less is a change, as processes take their time with them."""
     if not after.workers or before.workers != after.workers or before.written != after.written:
         return False
     return abs(after.cpu - before.cpu) <= _QUIET * after.workers * seconds
@@ -290,10 +278,7 @@ def sample_processes(current: Round) -> dict[int, ProcessSample]:
 
 
 def follow(sample: ProcessSample, pid: int, seconds: float) -> ProcessSample:
-    """Return a worker's sample a moment later: with the threads that run by now, and whether one has not slept since.
-
-    The moment was `MOMENT` seconds long, or more where this process got its processor late.
-    """
+    """Return a worker's sample `MOMENT` seconds later, or more: the threads that run, and whether one has not slept."""
     running, children = _read_running(pid), _count_sleeps(sample.running_children)
     ready = _read_ready(pid) if running else 0.0
     is_always_ready = bool(sample.ready) and ready - sample.ready >= seconds

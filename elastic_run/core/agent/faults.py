@@ -21,11 +21,10 @@ ACTIONS = {
     "exit": "exit",
     "sleep": "endless sleep of the main thread",
     "hold-gil": "GIL held for ever by the main thread",
-    "import": "missing module",
     "oom": "memory taken until the OOM killer acts",
 }
 #: The faults that the agent makes, beside its signals.
-AGENT_ACTIONS = frozenset(("agent", "freeze", "port", "slow"))
+AGENT_ACTIONS = frozenset(("agent", "freeze"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +39,8 @@ class Fault:
     pause: float = 0.0  # Seconds after which a stopped worker, or a frozen node, goes on; 0 for never
     seed: int = 0  # Decides all random choices
     #: The fault that the worker makes in its own process, one of `ACTIONS`, or the agent, one of `AGENT_ACTIONS`; with
-    #: a value behind `exit`, `import`, `port` and `slow`; or ""
+    #: a value behind `exit`; or ""
     action: str = ""
-    is_for_child: bool = False  # Whether a child process of the worker gets the signal
 
     @property
     def is_of_worker(self) -> bool:

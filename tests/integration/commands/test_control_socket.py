@@ -43,8 +43,8 @@ class Agent:
 
     def __init__(self, loop: Loop, directory: Path) -> None:
         self.loop = loop
-        parts: Any = SimpleNamespace(context=SimpleNamespace(loop=loop), job=None)
-        self.server = ControlServer(parts)
+        context: Any = SimpleNamespace(loop=loop, job=None)
+        self.server = ControlServer(context)
         self.server.open({ENV_CONTROL_DIR: str(directory)})
         self.server.settle()
 
@@ -112,9 +112,9 @@ def test_a_socket_that_can_not_be_opened_is_removed(call: str, tmp_path: Path, m
         raise OSError
 
     environment = {ENV_CONTROL_DIR: str(tmp_path)}
-    parts: Any = SimpleNamespace()
+    context: Any = SimpleNamespace()
     monkeypatch.setattr(call, refuse)
-    ControlServer(parts).open(environment)
+    ControlServer(context).open(environment)
     assert [*tmp_path.rglob("*-*")] == [*tmp_path.glob("elastic-run-*")]
 
 
@@ -171,8 +171,8 @@ def test_a_directory_that_is_not_private_is_not_used(kind: str, tmp_path: Path) 
         (tmp_path / "elsewhere").mkdir(mode=0o700)
         place.symlink_to(tmp_path / "elsewhere")
     environment = {ENV_CONTROL_DIR: str(tmp_path)}
-    parts: Any = SimpleNamespace()
-    server = ControlServer(parts)
+    context: Any = SimpleNamespace()
+    server = ControlServer(context)
     server.open(environment)
     assert server.path == ""
     with pytest.raises(UsageError, match=r"is open to other users|is not a directory"):

@@ -105,64 +105,9 @@ def test_a_hang(fault: str, place: str, launch: Launch, worker: Worker) -> None:
     assert place in job.stderr, job.stderr
 
 
-def test_a_child(launch: Launch, worker: Worker) -> None:
-    """The signal goes to a child process of the worker, as when a data loader dies."""
-    path = worker("import subprocess\nchild = subprocess.Popen(['sleep', '600'])\nsay('end', child.wait())")
-    delay = f"{stretched(1):.1f}"
-    job = launch(f"--inject-fault=child=SIGKILL@{delay}s:rank=0", path)
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "end -9\n"
-    assert f"a child process of rank 0, after {delay} s (--inject-fault)" in job.stderr
-    job = launch("--inject-fault=child=SIGKILL", worker("say('there')\nopen(sys.argv[1]).read()"), "/dev/null")
-    assert job.wait_exit() == 0
-
-
 def closing_report(errors: str) -> str:
     """Return the closing report in one line."""
     return " ".join(errors.partition("-- elastic-run: ")[2].split())
-
-
-@pytest.mark.parametrize("preload", [(), ("--preload=json",)], ids=["cold", "warm"])
-def test_a_missing_module(preload: tuple[str, ...], launch: Launch, worker: Worker) -> None:
-    """The import fails in the worker of the rank alone, also where a template has imported the module."""
-    path = worker("import json.decoder\nsay('has it', rank)\nsignal.pause()")
-    job = launch("--nproc-per-node=2", *preload, "--inject-fault=import=json:rank=1", path)
-    assert job.wait_exit() == 1
-    assert "missing module json: rank 1 (pid " in job.stderr
-    report = closing_report(job.stderr)
-    assert "cause rank 1 on " in report
-    assert "ModuleNotFoundError: No module named 'json'" in report
-    assert job.stderr.count("Traceback") == 1
-
-
-def test_a_missing_module_on_one_node(launch: Launch, worker: Worker) -> None:
-    """Each node of the job is told that only one node has had the error."""
-    fault = "--inject-fault=import=colorsys:rank=1"
-    path = worker("import colorsys\nsignal.pause()")
-    flags = (*place(free_port()), "--nnodes=2", fault)
-    agents = [launch(*flags, f"--node-rank={rank}", path) for rank in range(2)]
-    assert [agent.wait_exit() for agent in agents] == [1, 1]
-    for agent in agents:
-        assert "No module named 'colorsys'" in closing_report(agent.stderr), agent.stderr
-        assert "only " in closing_report(agent.stderr), agent.stderr
-
-
-def test_a_taken_port(launch: Launch, worker: Worker) -> None:
-    """The agent has the port for one attempt: the worker can't bind it, and after the restart it can."""
-    port = free_port()
-    path = worker(
-        "import socket, time\n"
-        "if attempt == 0:\n"
-        f"    while socket.socket().connect_ex(('127.0.0.1', {port})) != 0:\n"
-        "        time.sleep(0.01)\n"
-        f"with socket.create_server(('127.0.0.1', {port})):\n"
-        "    say('bound', attempt)"
-    )
-    job = launch("--max-restarts=1", f"--inject-fault=port={port}", path)
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "bound 1\n"
-    assert f"port {port} is taken on the node of rank 0 after " in job.stderr
-    assert "Address already in use" in job.stderr
 
 
 @pytest.mark.long
@@ -192,26 +137,6 @@ def test_an_exception_in_another_thread(launch: Launch, worker: Worker) -> None:
 
 
 _RUNS_ALONE = f"import time\n{_RUNS}"
-
-
-@pytest.mark.long
-def test_a_slow_worker(launch: Launch, worker: Worker) -> None:
-    """It gets a part of the processor time that it would have, and is stopped at once when the job is over."""
-    path = worker(
-        "import time\n"
-        "def work():\n"
-        "    begun, number = time.process_time(), 0\n"
-        "    while time.process_time() - begun < 0.2:\n"
-        "        number += 1\n"
-        "begun = time.monotonic()\n"
-        "for _ in range(4):\n"
-        "    work()\n"
-        "say('slow', time.monotonic() - begun > 2.5)"
-    )
-    job = launch("--inject-fault=slow=10", path)
-    assert job.wait_exit() == 0, job.stderr
-    assert job.stdout == "slow True\n"
-    assert "1/10 of the time: rank 0 (pid " in job.stderr
 
 
 @pytest.mark.long
