@@ -356,13 +356,10 @@ def check_logs(specs: LogsSpecs, logs: object, local_ranks: Collection[int]) -> 
     Raises:
         LogsPluginError: Workers have no path for stdout or stderr.
     """
-    method = f"{type(specs).__module__}.{type(specs).__qualname__}.reify has returned"
-    if not all(hasattr(logs, name) for name in _NEEDED):
-        message = f"{method} {logs!r:.200}, which is no LogsDest"
-        raise LogsPluginError(message)
     for name in _NEEDED:
-        if missing := [str(rank) for rank in local_ranks if rank not in getattr(logs, name)]:
-            message = f'{method} no {name} for local rank {", ".join(missing)}; "" is the console'
+        if missing := [str(rank) for rank in local_ranks if rank not in getattr(logs, name, ())]:
+            method = f"{type(specs).__module__}.{type(specs).__qualname__}.reify"
+            message = f'{method} has returned no {name} for local rank {", ".join(missing)}; "" is the console'
             raise LogsPluginError(message)
 
 

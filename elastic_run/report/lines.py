@@ -101,12 +101,6 @@ def sent_by(number: int, sender: str) -> str:
     return f"{signal_name(number)} came from {sender}"
 
 
-def folded(told: Sequence[int], place: str) -> str:
-    """Say which ranks have ended with the same KeyboardInterrupt."""
-    where = f" at {printable(place)}" if place else ""
-    return f"{ranks(told)}: the same KeyboardInterrupt{where}, shown once"
-
-
 def waiting_for_call(call: str, seconds: float, limit: float | None = None) -> str:
     """Say which call of a plug-in has not returned; with a limit in seconds, after the first stop signal."""
     end = "a signal ends" if limit is None else f"waiting up to {limit:.10g} s more; a second signal ends"

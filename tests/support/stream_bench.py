@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, cast
 
+from elastic_run.multiprocessing.output.channel import Captured, Teed
 from elastic_run.multiprocessing.output.console import Stream
-from elastic_run.multiprocessing.output.console_lines import Lines, PassThrough
 from elastic_run.multiprocessing.output.sink import Sink
+from elastic_run.multiprocessing.output.worker_output import Activity
+from elastic_run.multiprocessing.wiring import CAPTURED, STDERR, TEED, Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.loop import Loop
-    from elastic_run.multiprocessing.output.sink import Backlog
+    from elastic_run.multiprocessing.output.channel import FilteredCopy
+    from elastic_run.multiprocessing.output.sink import LogFile
 
 
 class Clockwork:
@@ -22,6 +26,7 @@ class Clockwork:
         self.time = 0.0
         self.soon: list[Callable[[], None]] = []
         self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.readers: dict[int, Callable[[], None]] = {}
         self.writers: dict[int, Callable[[], None]] = {}
 
     def now(self) -> float:
@@ -43,6 +48,14 @@ class Clockwork:
 
     def cancel(self) -> None:
         """Stand in for a timer's method; the tests have no timer that is cancelled."""
+
+    def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
+        """Keep what is called when bytes have come; a test calls it."""
+        self.readers[fd] = callback
+
+    def remove_reader(self, fd: int) -> None:
+        """Forget it."""
+        self.readers.pop(fd, None)
 
     def add_writer(self, fd: int, callback: Callable[[], None]) -> None:
         """Call at the next `turn`, again and again."""
@@ -104,14 +117,21 @@ class Bench:
         self.reader = Reader()
         self.errors: list[OSError] = []
         self.stream = Stream(cast("Loop", self.loop), self.reader, self.errors.append)
+        self._activity = Activity(0, 0.0, lambda *_: None)
 
-    def pass_through(self) -> PassThrough:
-        """Make a source that passes bytes on."""
-        return PassThrough(self.stream)
+    def captured(self, *, reading: int = -1, is_terminal: bool = True) -> Captured:
+        """Make a channel that passes bytes on; without a pipe, a test gives it its bytes with `add`."""
+        reading = os.open(os.devnull, os.O_RDONLY) if reading < 0 else reading
+        line = Line(STDERR, CAPTURED, reading, is_terminal=is_terminal)
+        return Captured(cast("Loop", self.loop), self.stream, line, self._activity, None, None)
 
-    def lines(self, prefix: bytes, *, limit: int = 100, backlog: Backlog | None = None) -> Lines:
-        """Make a source of whole lines."""
-        return Lines(cast("Loop", self.loop), self.stream, prefix, limit=limit, backlog=backlog)
+    def teed(
+        self, prefix: bytes, *, limit: int = 100, file: LogFile | None = None, copy: FilteredCopy | None = None
+    ) -> Teed:
+        """Make a channel of whole lines; a test gives it its bytes with `add`."""
+        line = Line(STDERR, TEED, os.open(os.devnull, os.O_RDONLY))
+        common = (cast("Loop", self.loop), self.stream, line, self._activity, file, None)
+        return Teed(*common, prefix=prefix, limit=limit, copy=copy)
 
     @property
     def got(self) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 from elastic_run import contract
 from elastic_run.agent.driver.worker_readings import find_output
 from elastic_run.core.failure.traceback_text import parse_exception
-from elastic_run.multiprocessing.output.console_lines import FilteredCopy, Lines
+from elastic_run.multiprocessing.output.channel import FilteredCopy
 from elastic_run.multiprocessing.output.sink import CautiousSink, LogFile
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
 from elastic_run.multiprocessing.wiring import open_log
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from elastic_run.agent.driver.round import Round
-    from elastic_run.loop import Loop
 
 
 # --- the end of a stream that is kept for the report ------------------------------------------------------------------
@@ -148,7 +147,7 @@ def test_whole_lines_with_a_text_are_copied_with_their_prefix(tmp_path: Path) ->
     path, bench = tmp_path / "filtered.log", Bench()
     copy = FilteredCopy(LogFile(open_log(str(path)), lambda _: None), ["apple", "pear"])
     for prefix, pieces in ((b"a>", (b"an ap", b"ple\nnothing\na p")), (b"b>", (b"\xff pear\nx\napple",))):
-        lines = Lines(cast("Loop", bench.loop), bench.stream, prefix, limit=100, copy=copy)
+        lines = bench.teed(prefix, copy=copy)
         for data in pieces:
             lines.add(data)
         bench.loop.advance(1.0)  # a pause is no end of a line
@@ -201,7 +200,7 @@ def test_the_line_goes_when_something_is_written() -> None:
     assert bench.got == b"\rwaiting for 2 nodes\x1b[J\r" + _ERASED
     assert bench.stream.show_line(b"waiting for 1 node")
     bench.reader.got = b""
-    source = bench.lines(b"")
+    source = bench.teed(b"")
     source.add(b"a line\n")
     assert bench.got == _ERASED + b"a line\n"
 
@@ -209,6 +208,6 @@ def test_the_line_goes_when_something_is_written() -> None:
 def test_no_line_is_shown_within_a_line_of_a_worker() -> None:
     """Nor while the terminal takes nothing."""
     bench = Bench()
-    bench.pass_through().add(b"half a line")
+    bench.captured().add(b"half a line")
     assert not bench.stream.show_line(b"waiting for 2 nodes")
     assert bench.got == b"half a line"

@@ -1,4 +1,4 @@
-"""Taking turns on a stream of the console, and equal interrupts that are shown once."""
+"""Taking turns on a stream of the console."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import os
 import random
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
 from elastic_run.multiprocessing.output.console import QUEUE_LIMIT, Source
-from elastic_run.multiprocessing.output.console_lines import InterruptFold, PassThrough
-from elastic_run.multiprocessing.output.sink import Backlog, LogFile
-from elastic_run.multiprocessing.wiring import open_log
+from elastic_run.multiprocessing.output.sink import LogFile
 from tests.support.stream_bench import Bench
 
 if TYPE_CHECKING:
-    from elastic_run.loop import Loop
+    from elastic_run.multiprocessing.output.channel import Channel
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def give(source: Source, *pieces: bytes) -> None:
 
 def test_two_writes_make_one_line(bench: Bench) -> None:
     """A line written in two pieces stays whole when another rank writes between them."""
-    one, other = bench.pass_through(), bench.pass_through()
+    one, other = bench.captured(), bench.captured()
     give(one, b"text")
     give(other, b"other\n")
     assert bench.got == b"text"
@@ -45,7 +43,7 @@ def test_two_writes_make_one_line(bench: Bench) -> None:
 
 def test_the_wait_ends(bench: Bench) -> None:
     """A rank that stays silent within its line holds the others up for milliseconds only; no byte is added."""
-    bar, other = bench.pass_through(), bench.pass_through()
+    bar, other = bench.captured(), bench.captured()
     give(bar, b"\r 10%")
     give(other, b"other\n")
     bench.loop.advance(0.004)
@@ -61,7 +59,7 @@ def test_the_wait_ends(bench: Bench) -> None:
 
 def test_lines_stay_whole_where_nobody_watches(bench: Bench) -> None:
     """In a file or a pipe the others wait for a quarter of a second, also where the line grows all the time."""
-    slow, other = PassThrough(bench.stream, is_watched=False), bench.pass_through()
+    slow, other = bench.captured(is_terminal=False), bench.captured()
     give(slow, b"text")
     give(other, b"other\n")
     bench.loop.advance(0.2)
@@ -81,12 +79,11 @@ def test_lines_stay_whole_where_nobody_watches(bench: Bench) -> None:
 def test_a_backlog_goes_with_the_console(bench: Bench, tmp_path: Path) -> None:
     """A console that is given back while a tee is behind, after a stop signal, leaves no descriptor of the log file."""
     log = LogFile(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), lambda _: None)
-    behind = bench.lines(b"", backlog=Backlog(log))
+    behind = bench.teed(b"", file=log)
     bench.reader.room = 0
     for _ in range(2):
         log.write(b"x" * QUEUE_LIMIT + b"\n")
         give(behind, b"x" * QUEUE_LIMIT + b"\n")
-    log.close()
     behind.end()
     name = str(tmp_path / "log")
     assert name in open_files()
@@ -97,7 +94,7 @@ def test_a_backlog_goes_with_the_console(bench: Bench, tmp_path: Path) -> None:
 def test_a_line_that_came_behind_is_shown(bench: Bench, tmp_path: Path) -> None:
     """A tee'd line that the console could not take at once is shown, though its worker writes nothing more."""
     log = LogFile(os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), lambda _: None)
-    one, behind = bench.pass_through(), bench.lines(b"[1]:", backlog=Backlog(log))
+    one, behind = bench.captured(), bench.teed(b"[1]:", file=log)
     give(one, b"text")
     log.write(b"line\n")
     give(behind, b"line\n")
@@ -105,7 +102,6 @@ def test_a_line_that_came_behind_is_shown(bench: Bench, tmp_path: Path) -> None:
     bench.loop.turn()
     assert bench.got == b"text\n[1]:line\n"
     behind.end()
-    log.close()
 
 
 def open_files() -> list[str]:
@@ -115,7 +111,7 @@ def open_files() -> list[str]:
 
 def test_a_long_line_is_one_piece(bench: Bench) -> None:
     """A line over the limit comes in parts under one prefix, and others wait for its end."""
-    long, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
+    long, other = bench.teed(b"[0]:"), bench.teed(b"[1]:")
     give(long, b"x" * 60, b"x" * 60)
     give(other, b"other\n")
     give(long, b"y" * 10, b"y" * 200, b"z\nnext\n")
@@ -125,7 +121,7 @@ def test_a_long_line_is_one_piece(bench: Bench) -> None:
 
 def test_a_prompt_is_shown(bench: Bench) -> None:
     """An unfinished line is shown after 100 ms of its worker's silence; what follows stands on the same line."""
-    one = bench.lines(b"[0]:")
+    one = bench.teed(b"[0]:")
     give(one, b"line\n(Pd")
     bench.loop.advance(0.06)
     give(one, b"b) ")
@@ -142,7 +138,7 @@ def test_a_prompt_is_shown(bench: Bench) -> None:
 
 def test_a_slow_line_stays_whole(bench: Bench) -> None:
     """Others wait for a second for the rest of a line that is shown in part, and not again at its next pause."""
-    one, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
+    one, other = bench.teed(b"[0]:"), bench.teed(b"[1]:")
     give(one, b"saving ...")
     bench.loop.advance(0.1)
     give(other, b"other\n")
@@ -161,7 +157,7 @@ def test_a_slow_line_stays_whole(bench: Bench) -> None:
 
 def test_a_line_without_end_gives_way(bench: Bench) -> None:
     """A line that goes on and on is broken at last for those who wait; not a byte of it is lost."""
-    long, other = bench.lines(b"[0]:"), bench.lines(b"[1]:")
+    long, other = bench.teed(b"[0]:"), bench.teed(b"[1]:")
     long.hold_limit = 1000
     give(long, b"x" * 200)
     give(other, b"other\n")
@@ -176,7 +172,9 @@ def test_a_line_without_end_gives_way(bench: Bench) -> None:
 @pytest.mark.parametrize("size", [1, 100, 5000, 70000])
 def test_backpressure(bench: Bench, size: int) -> None:
     """Nobody may write above the limit, everyone goes on once the queue is low, and the order is kept."""
-    source = bench.pass_through()
+    reading, writing = os.pipe()
+    os.write(writing, b"more\n")
+    source = bench.captured(reading=reading)
     bench.reader.room = 0
     sent = bytearray()
     while source.is_clear:
@@ -185,24 +183,27 @@ def test_backpressure(bench: Bench, size: int) -> None:
         sent += piece
     assert bench.stream.is_full
     assert len(sent) < QUEUE_LIMIT + size + 10
-    resumed: list[int] = []
-    source.when_clear(lambda: resumed.append(len(bench.got)))
+    bench.loop.readers[reading]()
+    assert reading not in bench.loop.readers
     bench.reader.room = len(sent) // 4
     bench.loop.drain()
-    assert not resumed
+    assert reading not in bench.loop.readers
+    os.close(writing)
     bench.reader.room = 1 << 30
     bench.loop.drain()
-    assert resumed
-    assert bench.got == sent
+    assert bench.got == sent + b"more\n"
     assert bench.stream.is_idle
 
 
 def test_the_dead_speak_first(bench: Bench) -> None:
     """What an ended worker has left to say comes before anything that somebody says later."""
-    worker, living = bench.pass_through(), bench.pass_through()
+    reading, writing = os.pipe()
+    worker, living = bench.captured(), bench.captured(reading=reading)
     bench.reader.room = 0
     give(living, b"x" * (QUEUE_LIMIT + 1))
-    living.when_clear(lambda: living.add(b"living\n"))
+    os.write(writing, b"living\n")
+    os.close(writing)
+    bench.loop.readers[reading]()
     give(worker, b"last ", b"words\n")
     worker.end()
     give(Source(bench.stream), b"report\n")
@@ -216,7 +217,7 @@ def test_the_dead_speak_first(bench: Bench) -> None:
 
 def test_progress_is_shown_once_a_second(bench: Bench) -> None:
     """An unfinished line with carriage returns is shown up to the last one, each update after the prefix."""
-    bar = bench.lines(b"[0]:", limit=1 << 20)
+    bar = bench.teed(b"[0]:", limit=1 << 20)
     give(bar, b" 10%\r", b" 20%\r 3")
     assert bench.got == b""
     bench.loop.advance(1.0)
@@ -245,15 +246,13 @@ class Logged(LogFile):
 @pytest.mark.parametrize("seed", range(40))
 def test_any_interleaving(bench: Bench, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever writes when, however slow the reader: every tee'd line is whole, each byte comes once and in order."""
-    monkeypatch.setattr(
-        "elastic_run.multiprocessing.output.console_lines._SILENCE", 60.0
-    )  # nobody is silent for so long
+    monkeypatch.setattr("elastic_run.multiprocessing.output.channel._SILENCE", 60.0)  # nobody is silent for so long
     chance = random.Random(seed)  # noqa: S311 - not a secret
-    tees = {name: bench.lines(b"[%s]:" % name, limit=50) for name in (b"A", b"B", b"C")}
+    tees = {name: bench.teed(b"[%s]:" % name, limit=50) for name in (b"A", b"B", b"C")}
     logs = {name: Logged(tmp_path / "log", chance) for name in (b"D", b"E", b"F")}
-    tees |= {name: bench.lines(b"[%s]:" % name, limit=50, backlog=Backlog(log)) for name, log in logs.items()}
-    passers = {name: bench.pass_through() for name in (b"x", b"y")}
-    sources: dict[bytes, Source] = {**tees, **passers}
+    tees |= {name: bench.teed(b"[%s]:" % name, limit=50, file=log) for name, log in logs.items()}
+    passers = {name: bench.captured() for name in (b"x", b"y")}
+    sources: dict[bytes, Channel] = {**tees, **passers}
     sent = dict.fromkeys(sources, b"")
     bench.reader.room = 0
     for _ in range(400):
@@ -270,8 +269,6 @@ def test_any_interleaving(bench: Bench, seed: int, tmp_path: Path, monkeypatch: 
         bench.loop.advance(chance.choice([0.0, 0.003]))
     for name in chance.sample(list(sources), len(sources)):
         sources[name].end()
-    for log in logs.values():
-        log.close()
     bench.reader.room = 1 << 30
     bench.loop.drain()
     bench.loop.advance(1.0)
@@ -282,99 +279,3 @@ def test_any_interleaving(bench: Bench, seed: int, tmp_path: Path, monkeypatch: 
         assert own == (sent[name] if sent[name].endswith(b"\n") else sent[name] + b"\n").split(b"\n")[:-1]
     for name in passers:
         assert re.findall(rb"%s\d" % name, bench.got) == re.findall(rb"%s\d" % name, sent[name])
-
-
-# --- equal KeyboardInterrupts of several workers ----------------------------------------------------------------------
-_TRACE = (
-    b'Traceback (most recent call last):\n  File "/x/train.py", line 5, in <module>\n    step()\nKeyboardInterrupt\n'
-)
-_OTHER = _TRACE.replace(b"line 5", b"line 9")
-_LINK = b"\nDuring handling of the above exception, another exception occurred:\n\n"
-_CHAIN = _TRACE.replace(b"KeyboardInterrupt", b"queue.Empty") + _LINK + _TRACE
-_COLOURED = _TRACE.replace(b"KeyboardInterrupt", b"\x1b[1;35mKeyboardInterrupt\x1b[0m")
-
-
-def show(*streams: tuple[bytes, ...]) -> tuple[bytes, list[tuple[str, list[int]]]]:
-    """Let ranks write pieces, one rank after the other, and end; return the console and what was folded."""
-    bench = Bench()
-    sources = [bench.pass_through() for _ in streams]
-    fold = InterruptFold(cast("Loop", bench.loop), {source: rank for rank, source in enumerate(sources)})
-    for source, pieces in zip(sources, streams, strict=True):
-        for piece in pieces:
-            fold.add(source, piece)
-        fold.release(source)
-        source.end()
-        bench.loop.turn()
-    return bytes(bench.got), fold.list_folded()
-
-
-@pytest.mark.parametrize("text", [_TRACE, _CHAIN, _COLOURED], ids=["plain", "chain", "colours"])
-def test_equal_interrupts_are_shown_once(text: bytes) -> None:
-    """The traceback of the first worker is shown, and the ranks that have the same one are known."""
-    assert show((text,), (text,), (text,)) == (text, [("train.py:5", [0, 1, 2])])
-
-
-def test_different_interrupts_are_all_shown() -> None:
-    """Two workers that were interrupted at different places show two tracebacks."""
-    assert show((_TRACE,), (_OTHER,), (_OTHER,)) == (_TRACE + _OTHER, [("train.py:9", [1, 2])])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [_TRACE.replace(b"KeyboardInterrupt", b"ValueError: no"), _TRACE + _LINK + b"x\n", b"text\n", _TRACE[:-30]],
-    ids=["error", "link", "text", "part"],
-)
-def test_other_text_stays(text: bytes) -> None:
-    """What is no KeyboardInterrupt's traceback is shown for each worker."""
-    shown, _ = show((text,), (text,))
-    assert shown.count(text[-20:]) == 2
-
-
-def test_text_around_stays_in_its_place() -> None:
-    """Bytes before and after a traceback that is left out are shown, in their order."""
-    shown, _ = show((_TRACE,), (b"bar 40%", _TRACE[:50], _TRACE[50:], b"saved\n"))
-    assert shown == _TRACE + b"bar 40%saved\n"
-
-
-def test_a_long_text_keeps_its_order() -> None:
-    """Text before a first line stays before it, though so much follows in the same piece that it can't be held."""
-    text = b"bar 40%\n" + _TRACE[:50] + b"x" * (1 << 17) + b"\n"
-    shown, _ = show((text,))
-    assert shown == text
-
-
-def test_a_tee_that_is_behind_shows_every_byte(tmp_path: Path) -> None:
-    """A traceback that comes while the console catches up from the log file is shown in its place."""
-    bench = Bench()
-    log = LogFile(open_log(str(tmp_path / "log")), lambda _: None)
-    source = bench.lines(b"", backlog=Backlog(log))
-    fold = InterruptFold(cast("Loop", bench.loop), {source: 0})
-    bench.reader.room = 0
-    for piece in (b"x" * QUEUE_LIMIT, b"y" * QUEUE_LIMIT):
-        log.write(piece)
-        fold.add(source, piece)
-    bench.reader.room = 1 << 30
-    (drain,) = bench.loop.writers.values()
-    drain()
-    for piece in (b"end\nbar 40%\n" + _TRACE, b"saved\n"):
-        log.write(piece)
-        fold.add(source, piece)
-    bench.loop.turn()
-    fold.release(source)
-    source.end()
-    bench.loop.turn()
-    log.close()
-    assert bench.got == (tmp_path / "log").read_bytes()
-
-
-def test_a_worker_that_goes_on_is_shown_after_half_a_second() -> None:
-    """A program that lives on after a traceback is not held: its lines are shown while it runs."""
-    bench = Bench()
-    source = bench.pass_through()
-    fold = InterruptFold(cast("Loop", bench.loop), {source: 0})
-    fold.add(source, _TRACE[:40])
-    assert bench.got == b""
-    bench.loop.advance(0.6)
-    assert bench.got == _TRACE[:40]
-    fold.add(source, _TRACE[40:])
-    assert bench.got == _TRACE

@@ -34,7 +34,7 @@ class _Driver:
             feed=self.fed.append,
             agent=SimpleNamespace(state=machine.RUNNING, stop_reason=stop_reason),
             events=SimpleNamespace(round_gone=lambda *_: None),
-            current=SimpleNamespace(number=3, output=SimpleNamespace(list_folded=list)),
+            current=SimpleNamespace(number=3),
             history=SimpleNamespace(add_round=lambda *_: failure, ends=(), root=None),
             on_step=lambda step, duration: self.calls.append((step, duration)),
         )

@@ -16,7 +16,7 @@ from elastic_run.core.agent import machine, messages
 from elastic_run.core.job.restart_policy import CAUSE_WAIT, FAILED, STOPPED
 from elastic_run.multiprocessing.fork_exec import can_ask_for_stacks
 from elastic_run.rendezvous.api import RendezvousGracefulExitError, is_kind
-from elastic_run.signals import SIGINT, SIGTERM, restore_signals
+from elastic_run.signals import SIGTERM, restore_signals
 from elastic_run.store.worker_store import PortTakenError
 
 TYPE_CHECKING = False
@@ -305,8 +305,6 @@ class RoundDriver:
 
         def stop() -> None:
             self._collection = None
-            if number == SIGINT:
-                current.output.fold_interrupts()
             current.workers.stop(number, self._options.shutdown_timeout, self._on_gone)
 
         if recorder is None or not has_dumps:
@@ -348,7 +346,7 @@ class RoundDriver:
     def _keep_background(self, ended: Round) -> None:
         self._background = ended.workers
         try:
-            own = ended.output.leave(is_exec=self._context.guardian.is_exec)
+            own = ended.output.leave()
             self._context.guardian.own_sessions.update(own)
         except OSError as error:
             self._context.say(f"the output of background processes is lost from now on: {error.strerror}")
@@ -388,11 +386,6 @@ class RoundDriver:
         if current is None:
             return
         failure = self._failure = history.add_round(current, survivors)
-        for place, local_ranks in current.output.list_folded():
-            from elastic_run.report import lines
-
-            ranks = current.global_ranks
-            self._context.say(lines.folded([ranks[local_rank] for local_rank in local_ranks], place))
         self._context.events.round_gone(history.ends, history.root, len(survivors))
         if failure is not None:
             self._context.on_step("FAILED", 0.0)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import errno
 import os
 
-from elastic_run.multiprocessing.output.sink import open_sink
+from elastic_run.multiprocessing.output.sink import Sink, open_sink
 from elastic_run.multiprocessing.wiring import STDERR, STDOUT, is_same_file
 
 TYPE_CHECKING = False
@@ -30,14 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.loop import Loop, Timer
-    from elastic_run.multiprocessing.output.sink import Sink
 
 #: Queued bytes above which sources wait, and below which they go on.
 QUEUE_LIMIT = 1 << 20
 _QUEUE_LOW = QUEUE_LIMIT // 2
-#: Pieces smaller than this are gathered into blocks of `_BLOCK`, so that a queue of short lines is a small one.
-_SMALL = 4096
-_BLOCK = 1 << 16
 _NEWLINE = 10
 #: To the line's beginning; erase from the cursor to the end of the screen.
 _RETURN = b"\r"
@@ -60,6 +56,9 @@ class Console:
             stderr.close()
             raise
         self._launcher = {fd: Source(stream) for fd, stream in self._streams.items()}
+        #: Takes what is not shown.
+        self.nowhere = Stream(loop, Sink(-1), lambda _: None)
+        self.nowhere.is_closed = True
 
     def _open(self, fd: int) -> Stream:
         sink = open_sink(fd, lambda error: self._report_loss(fd, error))
@@ -134,7 +133,7 @@ class Console:
 
 
 class Source:
-    """A writer of a stream. This class writes whole lines, the launcher's; `console_lines` has those for a worker's.
+    """A writer of a stream. This class writes whole lines, the launcher's; `channel` has those for a worker's.
 
     Its pieces wait here until the stream gives it a turn. A source without pieces may wait for a turn, too: only then
     its worker's pipe is read, so that not all workers fill the launcher's memory at once.
@@ -152,27 +151,11 @@ class Source:
         self.pieces: list[bytes] = []
         #: Whether its worker has ended, so that nothing more follows.
         self.is_ended = False
-        self._on_clear: Callable[[], None] | None = None
 
     @property
     def has_more(self) -> bool:
         """Whether it needs another turn."""
-        return bool(self.pieces) or self._on_clear is not None
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether nothing is kept back, and more may be written now."""
-        return not self.pieces and self.stream.may_write(self)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether more may be added now without growing."""
-        return self.is_clear
-
-    def when_clear(self, callback: Callable[[], None]) -> None:
-        """Call once, in the first turn in which there is nothing left to write."""
-        self._on_clear = callback
-        self.stream.wait(self)
+        return bool(self.pieces)
 
     def add(self, data: bytes) -> None:
         """Accept the next bytes; never fails, never blocks."""
@@ -182,14 +165,10 @@ class Source:
     def end(self) -> None:
         """Accept that nothing follows."""
         self.is_ended = True
-        self._on_clear = None
         self.stream.offer(self)
 
     def refill(self) -> None:
         """Get more to write; called once in a turn, if there is nothing, so that sources take turns."""
-        if self._on_clear is not None:
-            on_clear, self._on_clear = self._on_clear, None
-            on_clear()
 
     def write_piece(self) -> None:
         """Write the first of the pieces."""
@@ -203,8 +182,7 @@ class Stream:
         self._loop = loop
         self._sink = sink
         self._on_closed = on_closed
-        self._queue: list[bytes | bytearray | memoryview] = []
-        self._queued = 0
+        self._queue = bytearray()
         #: The sources that wait for a turn, and the source that has it.
         self._waiting: list[Source] = []
         self._served: Source | None = None
@@ -221,12 +199,12 @@ class Stream:
     @property
     def is_full(self) -> bool:
         """Whether sources have to wait because the descriptor is slow."""
-        return self._queued >= QUEUE_LIMIT
+        return len(self._queue) >= QUEUE_LIMIT
 
     @property
     def is_idle(self) -> bool:
         """Whether all data is written, and no source waits."""
-        return not self._queued and not self._waiting
+        return not self._queue and not self._waiting
 
     @property
     def is_contended(self) -> bool:
@@ -295,7 +273,7 @@ class Stream:
             if not self._is_service_due:
                 self._is_service_due = True
                 self._loop.call_soon(self._serve)
-        elif not self._queued and self._timer is None:
+        elif not self._queue and self._timer is None:
             self._timer = self._loop.call_at(self._hold_ends(holder), self._on_hold_ended)
 
     def _on_hold_ended(self) -> None:
@@ -306,24 +284,22 @@ class Stream:
         """Give the waiting sources a turn each, as long as a source may write."""
         self._is_service_due = False
         for _ in range(len(self._waiting)):
-            source = self._next_source()
-            if source is None:
+            if not self._waiting or self.is_full:
                 break
-            self._give_turn(source)
+            holder = self._holder
+            if holder is None or self._is_overdue(holder):
+                self._holder = None
+                self._give_turn(self._waiting[0])
+            elif holder in self._waiting:
+                self._give_turn(holder)
+            else:
+                break
         self._plan()
-
-    def _next_source(self) -> Source | None:
-        if not self._waiting or self.is_full:
-            return None
-        if self._holder is not None and not self._is_overdue(self._holder):
-            return self._holder if self._holder in self._waiting else None
-        self._holder = None
-        return self._waiting[0]
 
     def _is_overdue(self, holder: Source) -> bool:
         if self._held_bytes > holder.hold_limit:
             return True
-        return not self._queued and self._loop.now() >= self._hold_ends(holder)
+        return not self._queue and self._loop.now() >= self._hold_ends(holder)
 
     def _hold_ends(self, holder: Source) -> float:
         return min(self._held_at + holder.wait_limit, self._held_since + holder.hold_time)
@@ -354,21 +330,13 @@ class Stream:
     def _put(self, data: bytes | memoryview) -> None:
         if self.is_closed:
             return
-        if self._queue:
-            self._enqueue(data)
-            return
-        done = self._write(data)
-        if done < len(data) and not self.is_closed:
-            self._enqueue(memoryview(data)[done:])
+        if not self._queue:
+            done = self._write(data)
+            if done == len(data) or self.is_closed:
+                return
+            data = memoryview(data)[done:]
             self._loop.add_writer(self._sink.fd, self._drain)
-
-    def _enqueue(self, data: bytes | memoryview) -> None:
-        self._queued += len(data)
-        last = self._queue[-1] if self._queue else None
-        if isinstance(last, bytearray) and len(data) < _SMALL and len(last) < _BLOCK:
-            last += data
-        else:
-            self._queue.append(bytearray(data) if len(data) < _SMALL else data)
+        self._queue += data
 
     def _write(self, data: bytes | bytearray | memoryview) -> int:
         try:
@@ -381,26 +349,16 @@ class Stream:
             return 0
 
     def _drain(self) -> None:
-        while self._queue:
-            first = self._queue[0]
-            done = self._write(first)
-            if self.is_closed:
-                return
-            self._queued -= done
-            if done < len(first):
-                self._queue[0] = memoryview(first)[done:]
-                break
-            del self._queue[0]
+        del self._queue[: self._write(self._queue)]
         if not self._queue:
             self._held_at = self._held_since = self._loop.now()  # it is silent only from now on
             self._loop.remove_writer(self._sink.fd)
-        if self._queued <= _QUEUE_LOW:
+        if len(self._queue) <= _QUEUE_LOW:
             self._serve()
 
     def _drop(self) -> None:
         self.is_closed = True
-        self._queue.clear()
-        self._queued = 0
+        self._queue = bytearray()
         self._holder = None
         self._loop.remove_writer(self._sink.fd)
         self._plan()

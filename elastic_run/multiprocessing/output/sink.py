@@ -3,12 +3,11 @@
 O_NONBLOCK belongs to the open file description, which the user's shell and the workers share: if this process set it,
 *their* writes would fail. So the method depends on the kind of file:
 - pipe or terminal: an open file description of this process, by opening /proc/self/fd/N again;
-- pipe or terminal that can't be opened again (after `su`, in a container as another user, without /proc): after each
-  POLLOUT only as many bytes as surely fit. A writable pipe takes PIPE_BUF bytes. A writable terminal has a free buffer
-  of 256 bytes. It takes characters up to the next one that it may change (a newline becomes two bytes) in one piece,
-  and then waits if no buffer is free any more (Linux, drivers/tty/n_tty.c, process_output_block). So such a character
-  is a step of its own;
-- socket: MSG_DONTWAIT for each call;
+- socket, and pipe or terminal that can't be opened again (after `su`, in a container as another user, without /proc):
+  after each POLLOUT only as many bytes as surely fit. A writable pipe or socket takes PIPE_BUF bytes. A writable
+  terminal has a free buffer of 256 bytes. It takes characters up to the next one that it may change (a newline becomes
+  two bytes) in one piece, and then waits if no buffer is free any more (Linux, drivers/tty/n_tty.c,
+  process_output_block). So such a character is a step of its own;
 - regular file or other device: written directly. A file that is opened again would begin at offset 0 and overwrite the
   content. A disk that is slow does hold the loop up: the kernel has no way of writing a file without waiting when its
   cache is full of dirty pages, short of a thread.
@@ -33,14 +32,12 @@ def open_sink(fd: int, on_loss: Callable[[OSError], None]) -> Sink:
     `on_loss` is called once when a file can't take more (a full disk).
     """
     mode = os.fstat(fd).st_mode
-    if stat.S_ISSOCK(mode):
-        return SocketSink(fd)
-    if not (stat.S_ISFIFO(mode) or os.isatty(fd)):
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(fd)):
         return LogFile(os.dup(fd), on_loss)
     try:
         return Sink(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
-        return CautiousSink(fd)  # also where no descriptor is left
+        return CautiousSink(fd)  # a socket, too, and where no descriptor is left
 
 
 class Sink:
@@ -93,27 +90,6 @@ class CautiousSink(Sink):
         if not done:
             raise BlockingIOError
         return done
-
-
-class SocketSink(Sink):
-    """A socket, written to with a flag instead of a mode."""
-
-    def __init__(self, fd: int) -> None:
-        import socket
-
-        is_blocking = os.get_blocking(fd)
-        self._socket = socket.socket(fileno=os.dup(fd))
-        os.set_blocking(fd, is_blocking)  # all who share it lose that where the program has a default timeout
-        self._flags = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
-        super().__init__(self._socket.fileno())
-
-    def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write what fits, see `Sink.write`."""
-        return self._socket.send(data, self._flags)
-
-    def close(self) -> None:
-        """Close our duplicate."""
-        self._socket.close()
 
 
 class LogFile(Sink):

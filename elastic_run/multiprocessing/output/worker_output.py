@@ -1,8 +1,7 @@
-"""Reads the output of the workers of a round: shows it, writes it to files, keeps its end for the report.
+"""The output of the workers of a round: one `Channel` for each stream that `Wiring` has opened.
 
-`Wiring` has connected and opened each stream; the objects here read and close the launcher's ends. The way of a byte:
-`Channel` reads it from its pipe, writes it to the log file, gives it to the tail for the report, and then to a source
-of the console (`console_lines`), which shows it when it is the source's turn (`console`).
+The way of a byte: a channel reads it from its pipe, writes it to the log file, gives it to the tail for the report, and
+writes it to the console's stream when it is the channel's turn (`channel`, then `console`, then `sink`).
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import select
 import sys
 
 from elastic_run.multiprocessing.logs import is_log
-from elastic_run.multiprocessing.output.console_lines import FilteredCopy, InterruptFold, Lines, PassThrough
-from elastic_run.multiprocessing.output.sink import Backlog, LogFile
+from elastic_run.multiprocessing.output.channel import READ_SIZE, Captured, FilteredCopy, Teed
+from elastic_run.multiprocessing.output.sink import LogFile
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
 from elastic_run.multiprocessing.wiring import (
-    CAPTURED,
+    MUTED,
     STDERR,
     STDOUT,
     TEED,
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.logs import LogsDest
+    from elastic_run.multiprocessing.output.channel import Channel
     from elastic_run.multiprocessing.output.console import Console
     from elastic_run.multiprocessing.wiring import Line, Wiring
 
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 _LINE_LIMIT = 1 << 20
 _LINE_LIMIT_LEAST = 1 << 16
 _LINES_TOTAL = 1 << 24
-#: Bytes per read. More doesn't make it faster; it makes batches that stall the loop for longer.
-_READ_SIZE = 1 << 18
-#: More than a pseudo-terminal or a pipe holds, also if the worker has enlarged it.
-_CAPACITY = 1 << 24
 #: Seconds without output that count as a silence.
 SILENCE = 10.0
 #: Bytes of the last output that are kept, to show its last line.
@@ -71,7 +67,6 @@ class WorkerOutput:
         self._channels: dict[int, list[Channel]] = {}
         self._tails: dict[int, Tail] = {}
         self._copies: dict[int, FilteredCopy] = {}
-        self._fold: InterruptFold | None = None
         self._losses_told: set[int | None] = set()
         _keep_freed_memory()
 
@@ -110,17 +105,13 @@ class WorkerOutput:
         self._wiring.lines = {}
 
     def _listen(self, local_rank: int, line: Line, prefix: bytes, limit: int) -> Channel:
-        source: PassThrough | Lines | None = None
-        stream, copy = self._console.stream(line.fd), self._copies.get(line.fd)
+        stream = self._console.nowhere if line.purpose == MUTED else self._console.stream(line.fd)
         file = self._log_file(line.file, line.path) if line.file >= 0 else None
-        if line.purpose == CAPTURED:
-            source = PassThrough(stream, is_watched=line.is_terminal)
-        elif line.purpose == TEED:
-            # A filtered copy is made of what is shown, and closed with the round: it can't be far behind.
-            backlog = None if file is None or copy is not None else Backlog(file)
-            source = Lines(self._loop, stream, prefix, limit=limit, copy=copy, backlog=backlog)
         tail = self._tails.setdefault(local_rank, Tail()) if line.fd == STDERR else None
-        return Channel(self._loop, line, self.activities[local_rank], source=source, file=file, tail=tail)
+        common = (self._loop, stream, line, self.activities[local_rank], file, tail)
+        if line.purpose == TEED:
+            return Teed(*common, prefix=prefix, limit=limit, copy=self._copies.get(line.fd))
+        return Captured(*common)
 
     def _log_file(self, file: int, path: str) -> LogFile:
         return LogFile(file, lambda error: self._report_loss(path, error))
@@ -132,45 +123,31 @@ class WorkerOutput:
             rest = "the console gets all output, and the job goes on"
             self._console.say(f"the log file {path} is incomplete, as others may be ({error.strerror}): {rest}")
 
+    @property
+    def _open(self) -> list[Channel]:
+        return [channel for channels in self._channels.values() for channel in channels if not channel.is_ended]
+
     def resize(self) -> None:
         """Give the workers' terminals the size of the launcher's."""
-        for channels in self._channels.values():
-            for channel in channels:
-                if channel.line.is_terminal and channel.is_open:
-                    copy_window_size(channel.line.fd, channel.fd)
-
-    def fold_interrupts(self) -> None:
-        """Show equal KeyboardInterrupts of the workers once from now on; to be called when they get SIGINT."""
-        if self._fold is not None or STDERR in self._copies:  # a filter looks for its lines in all that is shown
-            return
-        shown = [
-            (channel, channel.source, rank)
-            for rank, channels in self._channels.items()
-            for channel in channels
-            if channel.source is not None and channel.line.fd == STDERR
-        ]
-        if len(shown) > 1:
-            self._fold = InterruptFold(self._loop, {source: rank for _, source, rank in shown})
-            for channel, _, _ in shown:
-                channel.fold = self._fold
-
-    def list_folded(self) -> list[tuple[str, list[int]]]:
-        """Return the place of each KeyboardInterrupt that was shown once for several workers, and their local ranks."""
-        return [] if self._fold is None else self._fold.list_folded()
+        for channel in self._open:
+            if channel.line.is_terminal:
+                copy_window_size(channel.line.fd, channel.line.reading)
 
     def catch_up(self, local_rank: int) -> None:
         """Read the output of an ended worker up to now; its descendants may write more."""
         for channel in self._channels.get(local_rank, ()):
             channel.catch_up()
 
-    def leave(self, *, is_exec: bool) -> list[int]:
+    def leave(self) -> list[int]:
         """Let another process pass on the output of background processes from now on; call it before `close`.
 
         Returns its session; nothing if none is needed.
+
+        Raises:
+            OSError: It can't be started.
         """
-        opened = [channel for channels in self._channels.values() for channel in channels if channel.is_open]
-        targets = {channel.fd: channel.targets for channel in opened if channel.targets}
-        return [pass_on_elsewhere(targets, is_exec=is_exec)] if targets else []
+        targets = {channel.line.reading: channel.targets for channel in self._open if channel.targets}
+        return [pass_on_elsewhere(targets)] if targets else []
 
     def finish(self, local_rank: int) -> None:
         """Read the rest of an ended worker's pipes, end its last lines, close its files.
@@ -202,112 +179,6 @@ class WorkerOutput:
         for copy in self._copies.values():
             copy.close()
         self._copies.clear()
-
-
-class Channel:
-    """The launcher's side of a stream that a worker writes: passes every byte to file, tail and console.
-
-    It owns the reading end and the log file. It reads only while its source is ready, so a worker whose output is not
-    taken waits at the full pipe. The stream ends with an end of file (EIO on a pseudo-terminal whose last user has
-    gone), or with `finish`. At `finish` the worker and all its descendants are dead, so the pipe holds the last bytes,
-    even if a stray process has it open. Such a process gets EPIPE from then on.
-    """
-
-    def __init__(
-        self,
-        loop: Loop,
-        line: Line,
-        activity: Activity,
-        *,
-        source: PassThrough | Lines | None,
-        file: LogFile | None,
-        tail: Tail | None,
-    ) -> None:
-        self.line = line
-        self.fd = line.reading
-        self.source = source
-        #: Stands before the source, if anything does.
-        self.fold: InterruptFold | None = None
-        self._loop = loop
-        self._activity = activity
-        self._file = file
-        self._tail = tail
-        loop.add_reader(self.fd, self._on_readable)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether more may come."""
-        return self.fd >= 0
-
-    @property
-    def targets(self) -> list[int]:
-        """Where its bytes go: descriptors of the console and of the log file."""
-        return [self.line.fd] * (self.source is not None) + [self.line.file] * (self._file is not None)
-
-    def catch_up(self) -> None:
-        """Take what is in the pipe, not what somebody goes on writing; harmless when it is closed."""
-        left = _CAPACITY
-        while self.is_open and left > 0 and (size := self._read()):
-            left -= size
-
-    def finish(self) -> None:
-        """Take what is in the pipe, and close it; harmless when it is closed."""
-        self.catch_up()
-        self._end()
-
-    def _on_readable(self) -> None:
-        if self.source is None or self.source.is_ready:
-            self._read()
-        else:
-            self._loop.remove_reader(self.fd)
-            self.source.when_clear(self._resume)
-
-    def _resume(self) -> None:
-        """Read once, so that waiting channels take turns, and go on as soon as these bytes are written."""
-        if self.is_open:
-            self._read()
-        if not self.is_open or self.source is None:
-            return
-        if self.source.is_ready:
-            self._loop.add_reader(self.fd, self._on_readable)
-        else:
-            self.source.when_clear(self._resume)
-
-    def _read(self) -> int:
-        """Read once; return how much there was."""
-        try:
-            data = os.read(self.fd, _READ_SIZE)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            data = b""  # EIO: the pseudo-terminal has no user any more
-        if not data:
-            self._end()
-            return 0
-        self._activity.add(data, self._loop.now())
-        if self._file is not None:
-            self._file.write(data)
-        if self._tail is not None:
-            self._tail.add(data)
-        if self.source is not None:
-            if self.fold is None:
-                self.source.add(data)
-            else:
-                self.fold.add(self.source, data)
-        return len(data)
-
-    def _end(self) -> None:
-        if not self.is_open:
-            return
-        self._loop.remove_reader(self.fd)
-        os.close(self.fd)
-        self.fd = -1
-        if self._file is not None:
-            self._file.close()
-        if self.source is not None:
-            if self.fold is not None:
-                self.fold.release(self.source)
-            self.source.end()
 
 
 class Activity:
@@ -365,25 +236,24 @@ _CODE = (
 )
 
 
-def pass_on_elsewhere(targets: Mapping[int, Sequence[int]], *, is_exec: bool) -> int:
+def pass_on_elsewhere(targets: Mapping[int, Sequence[int]]) -> int:
     """Start a process that copies what comes to each reading end to its targets; return the process's session.
 
     A background process that writes into a pipe without a reader gets SIGPIPE. The copying process lives until the last
-    of them has ended, and holds the launcher's stdout or stderr open, as they do themselves under torch. It is a fork
-    if the launcher is the whole process, and exec'd inside a program that has an interpreter, and never its child.
-    """
-    interpreter = ""
-    if is_exec:
-        from elastic_run.multiprocessing.fork_exec import find_interpreter
+    of them has ended, and holds the launcher's stdout or stderr open, as they do themselves under torch. It is never
+    the launcher's child, and exec'd, since the launcher may be a program with threads.
 
-        interpreter = find_interpreter()
-    pid = _spawn(interpreter, targets) if interpreter else os.fork()
-    if not pid:
-        try:
-            os.setsid()
-            _run(targets)
-        finally:
-            os._exit(0)
+    Raises:
+        OSError: It can't be started, or this program has no interpreter.
+    """
+    from elastic_run.multiprocessing.fork_exec import find_interpreter, inheritable_descriptors, start_process
+
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    words = [f"{reading}:{','.join(map(str, fds))}" for reading, fds in targets.items()]
+    kept = {fd for reading, fds in targets.items() for fd in (reading, *fds)} - {STDOUT, STDERR}
+    closed = [fd for fd in inheritable_descriptors() if fd not in kept]
+    argv = [find_interpreter(), "-I", "-S", "-c", _CODE, root, *words]
+    pid = start_process(argv, os.environ, closed=closed, kept=sorted(kept))
     try:
         os.waitpid(pid, 0)
     except ChildProcessError:
@@ -391,38 +261,25 @@ def pass_on_elsewhere(targets: Mapping[int, Sequence[int]], *, is_exec: bool) ->
     return pid
 
 
-def _spawn(interpreter: str, targets: Mapping[int, Sequence[int]]) -> int:
-    from elastic_run.multiprocessing.fork_exec import inheritable_descriptors, start_process
-
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    words = [f"{reading}:{','.join(map(str, fds))}" for reading, fds in targets.items()]
-    kept = {fd for reading, fds in targets.items() for fd in (reading, *fds)} - {STDOUT, STDERR}
-    closed = [fd for fd in inheritable_descriptors() if fd not in kept]
-    argv = [interpreter, "-I", "-S", "-c", _CODE, root, *words]
-    return start_process(argv, os.environ, closed=closed, kept=sorted(kept))
-
-
 def main() -> None:
-    """Run as a fresh interpreter: each argument is a reading end and its targets, as `READING:TARGET,TARGET`."""
-    pairs = [word.partition(":") for word in sys.argv[2:]]
-    _run({int(reading): [int(fd) for fd in fds.split(",")] for reading, _, fds in pairs})
+    """In the new process: fork once more, so that the launcher is not its parent, and copy until all have ended.
 
-
-def _run(targets: Mapping[int, Sequence[int]]) -> None:
-    """In the new process: fork once more, so that the launcher is not its parent, and copy until all have ended."""
+    Each argument is a reading end and its targets, as `READING:TARGET,TARGET`.
+    """
     from elastic_run.multiprocessing.guardian import become_daemon
 
     if os.fork():
         return
-    kept = {fd for reading, fds in targets.items() for fd in (reading, *fds)}
-    become_daemon("output of background processes", "output", kept)
-    poll, left = select.poll(), {reading: [*fds] for reading, fds in targets.items()}
+    pairs = [word.partition(":") for word in sys.argv[2:]]
+    left = {int(reading): [int(fd) for fd in fds.split(",")] for reading, _, fds in pairs}
+    become_daemon("output of background processes", "output", {fd for each in left for fd in (each, *left[each])})
+    poll = select.poll()
     for reading in left:
         poll.register(reading, select.POLLIN)
     while left:
         for reading, _ in poll.poll():
             try:
-                data = os.read(reading, _READ_SIZE)
+                data = os.read(reading, READ_SIZE)
             except BlockingIOError:
                 continue
             except OSError:

@@ -1,4 +1,4 @@
-"""--tee, --no-capture, and equal tracebacks of an interrupt that are shown once."""
+"""--tee and --no-capture."""
 
 from __future__ import annotations
 
@@ -176,55 +176,3 @@ def test_a_silent_worker_is_told_as_such(
     job = launch("--nproc-per-node=1", f"--log-dir={tmp_path}", *flags, worker("os._exit(3)"))
     assert job.wait_exit() == 3
     assert "stderr   (nothing was written)" in job.stderr
-
-
-# --- Ctrl-C: workers that end with the same KeyboardInterrupt show one traceback --------------------------------------
-#: Ranks 0 to 2 are interrupted at one place, rank 3 at another, also if Ctrl-C comes before they wait.
-_WAITING = """
-import signal
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-print("runs", rank, flush=True)
-signal.sigwait({signal.SIGINT})
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-if rank == 3:
-    signal.raise_signal(signal.SIGINT)
-signal.raise_signal(signal.SIGINT)
-"""
-
-_LEAVING = """
-import signal
-signal.signal(signal.SIGTERM, signal.default_int_handler)
-print("runs", rank, flush=True)
-signal.pause()
-"""
-
-
-@pytest.mark.parametrize(
-    ("flags", "shown"),
-    [([], 2), (["--tee=3"], 2), (["--tee=3", "--duplicate-stderr-filters=Keyboard"], 4)],
-    ids=["captured", "tee", "filter"],
-)
-def test_equal_interrupts_are_one_traceback(
-    launch: Launch, worker: Worker, tmp_path: Path, flags: list[str], shown: int
-) -> None:
-    """The console shows one traceback for each place, with the ranks that were there; each log file has its own.
-
-    With a filter, which looks for its lines in what is shown, the console shows the traceback of each rank.
-    """
-    job = launch("--nproc-per-node=4", f"--log-dir={tmp_path / 'logs'}", *flags, str(worker(_WAITING)))
-    job.wait_lines(r"runs \d", count=4)
-    job.send(signal.SIGINT)
-    assert job.wait_exit() == 128 + signal.SIGINT
-    assert job.stderr.count("Traceback (most recent call last)") == shown
-    assert job.stderr.count("elastic-run: ranks 0-2: the same KeyboardInterrupt at ") == (shown == 2)
-    logs = [path.read_text(encoding="utf-8") for path in tmp_path.glob("logs/*_*/attempt_0/*/stderr.log")]
-    assert [log.count("KeyboardInterrupt") for log in logs] == [1] * 4
-
-
-def test_sigterm_folds_nothing(launch: Launch, worker: Worker) -> None:
-    """Only Ctrl-C folds: a traceback that a program writes for another reason is shown for each rank."""
-    job = launch("--nproc-per-node=2", str(worker(_LEAVING)))
-    job.wait_lines(r"runs \d", count=2)
-    job.send(signal.SIGTERM)
-    job.wait_exit()
-    assert job.stderr.count("\nKeyboardInterrupt") == 2

@@ -86,7 +86,7 @@ def test_a_failing_plugin_for_logs(launch: Launch, tmp_path: Path, name: str, me
     ("name", "line"),
     [
         ("Partial", 'our_logs.Partial.reify has returned no stdouts for local rank 1; "" is the console'),
-        ("Nothing", "our_logs.Nothing.reify has returned None, which is no LogsDest"),
+        ("Nothing", 'our_logs.Nothing.reify has returned no stdouts for local rank 0, 1; "" is the console'),
         ("Late", "KeyError: 'late', at "),
     ],
 )
