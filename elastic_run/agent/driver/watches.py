@@ -9,7 +9,7 @@ from __future__ import annotations
 from elastic_run.agent.plugin_calls import name_call
 from elastic_run.core.agent import messages
 from elastic_run.multiprocessing.fork_exec import can_ask_for_stacks
-from elastic_run.multiprocessing.output.worker_output import SILENCE
+from elastic_run.multiprocessing.output.tail import SILENCE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

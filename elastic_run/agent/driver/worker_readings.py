@@ -14,7 +14,7 @@ import time
 from elastic_run import contract
 from elastic_run.core.failure.hang import Look, Signs
 from elastic_run.core.failure.stacks import find_place, parse_stacks
-from elastic_run.multiprocessing.output.worker_output import last_line
+from elastic_run.multiprocessing.output.tail import last_line
 from elastic_run.multiprocessing.process_table import find_descendants, list_running_threads, read_stat
 from elastic_run.records import dataclass, replace
 

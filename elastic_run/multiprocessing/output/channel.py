@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.output.console import Stream
     from elastic_run.multiprocessing.output.sink import LogFile
-    from elastic_run.multiprocessing.output.tail import Tail
-    from elastic_run.multiprocessing.output.worker_output import Activity
+    from elastic_run.multiprocessing.output.tail import Activity, Tail
     from elastic_run.multiprocessing.wiring import Line
 
 #: Bytes per read, also from a log file. More doesn't make it faster; it makes batches that stall the loop for longer.

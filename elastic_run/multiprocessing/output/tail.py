@@ -20,6 +20,10 @@ import os
 
 from elastic_run import contract
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _FIRST_LINE = b"Traceback (most recent call last)"
 #: Bytes of one traceback that are kept of its outermost and its innermost frames, and from its exception on.
 _OUTER_BYTES = 4 * 1024
@@ -55,6 +59,10 @@ _FILE_SEARCHED = 1 << 28
 _BEFORE = 1 << 16
 #: More than the first line of a traceback has.
 _FIRST_LINE_BYTES = 64
+#: Seconds without output that count as a silence.
+SILENCE = 10.0
+#: Bytes of the last output that are kept, to show its last line.
+_LAST_BYTES = 512
 
 
 class Tail:
@@ -296,3 +304,42 @@ def _find_traceback(fd: int, end: int, least: int) -> int:
 def find_last(text: bytes | bytearray, end: int) -> int:
     """Return where the last traceback begins before a place, or -1."""
     return text.rfind(_FIRST_LINE, 0, end + len(_FIRST_LINE) - 1)
+
+
+# --- when a worker has last written, and what -------------------------------------------------------------------------
+class Activity:
+    """When a worker has last written (`last`, monotonic seconds), as far as its output passes through the launcher.
+
+    `on_output` is called with the worker's first output, and with output that ends a silence: the local rank, and the
+    silence in seconds, or None for the first output.
+    """
+
+    __slots__ = ("_has_written", "_local_rank", "_on_output", "_recent", "last")
+
+    def __init__(self, local_rank: int, began_at: float, on_output: Callable[[int, float | None], None]) -> None:
+        self.last = began_at
+        self._local_rank = local_rank
+        self._has_written = False
+        self._recent = b""
+        self._on_output = on_output
+
+    def add(self, data: bytes, now: float) -> None:
+        """Take note of output, which may come in pieces of any size."""
+        self._recent = (self._recent + data[-_LAST_BYTES:])[-_LAST_BYTES:]
+        silence, self.last = now - self.last, now
+        if not self._has_written:
+            self._has_written = True
+            self._on_output(self._local_rank, None)
+        if silence >= SILENCE:
+            self._on_output(self._local_rank, silence)
+
+    @property
+    def last_line(self) -> str:
+        """The last line that isn't blank, or its end; empty before the first output."""
+        return last_line(self._recent)
+
+
+def last_line(data: bytes) -> str:
+    """Return the last line of some output that isn't blank, or an empty string."""
+    lines = data.decode(errors="replace").replace("\r", "\n").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "")

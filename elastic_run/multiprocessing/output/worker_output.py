@@ -13,7 +13,7 @@ import sys
 from elastic_run.multiprocessing.logs import is_log
 from elastic_run.multiprocessing.output.channel import READ_SIZE, Captured, FilteredCopy, Teed
 from elastic_run.multiprocessing.output.sink import LogFile
-from elastic_run.multiprocessing.output.tail import Tail, read_tail
+from elastic_run.multiprocessing.output.tail import Activity, Tail, read_tail
 from elastic_run.multiprocessing.wiring import (
     MUTED,
     STDERR,
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 _LINE_LIMIT = 1 << 20
 _LINE_LIMIT_LEAST = 1 << 16
 _LINES_TOTAL = 1 << 24
-#: Seconds without output that count as a silence.
-SILENCE = 10.0
-#: Bytes of the last output that are kept, to show its last line.
-_KEPT = 512
 
 
 class WorkerOutput:
@@ -179,44 +175,6 @@ class WorkerOutput:
         for copy in self._copies.values():
             copy.close()
         self._copies.clear()
-
-
-class Activity:
-    """When a worker has last written (`last`, monotonic seconds), as far as its output passes through the launcher.
-
-    `on_output` is called with the worker's first output, and with output that ends a silence: the local rank, and the
-    silence in seconds, or None for the first output.
-    """
-
-    __slots__ = ("_has_written", "_local_rank", "_on_output", "_recent", "last")
-
-    def __init__(self, local_rank: int, began_at: float, on_output: Callable[[int, float | None], None]) -> None:
-        self.last = began_at
-        self._local_rank = local_rank
-        self._has_written = False
-        self._recent = b""
-        self._on_output = on_output
-
-    def add(self, data: bytes, now: float) -> None:
-        """Take note of output, which may come in pieces of any size."""
-        self._recent = (self._recent + data[-_KEPT:])[-_KEPT:]
-        silence, self.last = now - self.last, now
-        if not self._has_written:
-            self._has_written = True
-            self._on_output(self._local_rank, None)
-        if silence >= SILENCE:
-            self._on_output(self._local_rank, silence)
-
-    @property
-    def last_line(self) -> str:
-        """The last line that isn't blank, or its end; empty before the first output."""
-        return last_line(self._recent)
-
-
-def last_line(data: bytes) -> str:
-    """Return the last line of some output that isn't blank, or an empty string."""
-    lines = data.decode(errors="replace").replace("\r", "\n").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "")
 
 
 def _keep_freed_memory() -> None:
