@@ -180,29 +180,17 @@ def allowed_descriptors() -> int:
 
 
 def open_unnamed(content: bytes) -> int:
-    """Open a file that has no name, at its beginning; it is gone when its last descriptor, closed on exec, is."""
-    opened = _open_memory()
-    if opened < 0:
-        import tempfile
-
-        with tempfile.TemporaryFile() as file:
-            opened = os.dup(file.fileno())
+    """Open a file in memory that has no name, at its beginning; it is gone when its last descriptor is."""
+    if hasattr(os, "memfd_create"):
+        opened = os.memfd_create("elastic-run")
+    else:
+        # A Python that was built for an old C library, as conda's.
+        opened = call_libc("memfd_create", b"elastic-run", _MFD_CLOEXEC)
     view = memoryview(content)
     while view:
         view = view[os.write(opened, view) :]
     os.lseek(opened, 0, os.SEEK_SET)
     return opened
-
-
-def _open_memory() -> int:
-    """Open a file in memory, or return -1."""
-    try:
-        if hasattr(os, "memfd_create"):
-            return os.memfd_create("elastic-run")
-        # A Python that was built for an old C library, as conda's. tempfile would be 8 ms before the first worker.
-        return call_libc("memfd_create", b"elastic-run", _MFD_CLOEXEC)
-    except (ImportError, AttributeError, OSError):
-        return -1  # an old system
 
 
 # --- the pipe for stacks ---------------------------------------------------------------------------------------------

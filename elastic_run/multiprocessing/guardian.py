@@ -96,11 +96,9 @@ class Guardian:
         self.is_exec = is_exec
         #: The guardian's pid; 0 before it was started.
         self.pid = 0
-        #: Sessions that belong to no round, so that a round's end leaves them alone; they end with the launcher.
+        #: Sessions that a round's end leaves alone, and that end with the launcher: of templates, of guardians, and of
+        #: the process that passes on the output of background processes.
         self.spared: set[int] = set()
-        #: Sessions of the guardians, and of the process that passes on the output of background processes. The end of a
-        #: round leaves them alone.
-        self.own_sessions: set[int] = set()
         self._pair: _Pair | None = None
         #: Orders before the start.
         self._early = b""
@@ -130,7 +128,7 @@ class Guardian:
         for link in pair.theirs:
             link.close()
         self._pair = pair
-        self.own_sessions.add(self.pid)
+        self.spared.add(self.pid)
         # A second guardian that stands in leaves after the new one stands: the launcher may be killed in between.
         if former is not None:
             former.close(is_over=True)
@@ -139,7 +137,6 @@ class Guardian:
     def watch(self, session: int, born: int) -> None:
         """Tell it that a worker's session began, led by a process that was born at a time in clock ticks."""
         self.spared.discard(session)
-        self.own_sessions.discard(session)
         self._order(f"+ {session} {born}")
 
     def report_end(self, session: int, ended: int) -> None:

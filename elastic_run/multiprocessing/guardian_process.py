@@ -74,15 +74,15 @@ class _Watch:
 
     def __init__(self, link: int, launcher: int) -> None:
         self.held = -1
-        self._link = link
+        self.link = _socket.socket(fileno=link)
         self._pidfd = _open_pidfd(launcher)
 
     def wait_end(self, seconds: float | None = None) -> bool:
         """Wait for the end of the launcher or of the link; return whether it came in time."""
         poll = select.poll()
-        for fd in (self._link, self._pidfd):
-            if fd is not None:
-                poll.register(fd, select.POLLIN)
+        poll.register(self.link, select.POLLIN)
+        if self._pidfd is not None:
+            poll.register(self._pidfd, select.POLLIN)
         while ready := {fd for fd, _ in poll.poll(None if seconds is None else seconds * 1000)}:
             if self._read_link() or self._pidfd in ready:
                 return True
@@ -90,15 +90,12 @@ class _Watch:
 
     def _read_link(self) -> bool:
         """Take all connections that have come, the last of which counts; return whether the link has ended."""
-        link = _socket.socket(fileno=self._link)
         try:
-            while descriptors := _receive(link):
+            while descriptors := _receive(self.link):
                 self.release(is_replaced=True)
                 self.held = descriptors[-1]
         except BlockingIOError:
             return False
-        finally:
-            link.detach()
         return True
 
     def release(self, *, is_replaced: bool = False) -> None:
@@ -124,7 +121,7 @@ def stand_guard(orders: int, links: list[int], launcher: int, token: str, since:
         if is_second:
             try:
                 watch.release(is_replaced=True)
-                os.close(own)
+                watch.link.close()
                 _stand_behind(first, orders, others, launcher, token, since)
             finally:
                 os._exit(0)

@@ -176,14 +176,12 @@ class Workers:
 
     def find_survivors(self) -> dict[int, ProcessStat]:
         """Return the living processes of the round: workers, their sessions, descendants that left the sessions."""
-        ignored = (self._guardian.pid, os.getpid())
-        spared = self._guardian.spared | self._guardian.own_sessions
         return process_table.find_survivors(
             self._sessions,
             self._token,
             since=self._since,
-            ignored=ignored,
-            spared=spared,
+            ignored=(self._guardian.pid, os.getpid()),
+            spared=self._guardian.spared,
             is_adopted=self._is_adopted,
         )
 

@@ -346,8 +346,7 @@ class RoundDriver:
     def _keep_background(self, ended: Round) -> None:
         self._background = ended.workers
         try:
-            own = ended.output.leave()
-            self._context.guardian.own_sessions.update(own)
+            self._context.guardian.spared.update(ended.output.leave())
         except OSError as error:
             self._context.say(f"the output of background processes is lost from now on: {error.strerror}")
 

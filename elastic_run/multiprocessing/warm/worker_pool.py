@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import marshal
 import os
-import resource
 
 from elastic_run import contract
 from elastic_run.multiprocessing import process_table
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.guardian import Guardian
 
+#: Forks that are ordered at once: a message carries a descriptor for each, and a template may have a low limit of them.
+_MOST_ORDERED = 16
 #: Seconds of waiting after which the user is told; seconds after which imports, and forks, are given up.
 _NOTICE = 15.0
 _IMPORT_WAIT = 300.0
@@ -142,8 +143,8 @@ class WorkerPool:
                 waiter()
 
     def report_lost(self, count: int) -> None:
-        """Tell that forks were killed."""
-        self.say(f"--preload: workers that start cold, since their forks were killed: {count}")
+        """Tell that forks were killed, or refused."""
+        self.say(f"--preload: workers that start cold, since their forks are missing: {count}")
 
     def give_up(self, reason: str) -> None:
         """Go on without warm workers, and say why, once."""
@@ -188,7 +189,6 @@ class TemplateClient:
         self._affinity = affinity
         self._channel: _socket.socket | None = None
         self._wanted = 0
-        self._has_refused = False
         #: Our channels to the forks that are being made, and their pids once they are known.
         self._ordered: list[_socket.socket] = []
         self._born: list[int] = []
@@ -271,20 +271,18 @@ class TemplateClient:
         self._pool.loop.watch_exit(pid, ended)
 
     def _order_next(self) -> None:
-        """Send the next part of the order: the kernel limits the descriptors that it passes at once."""
+        """Send the next part of the order."""
         if not self._wanted or self._ordered or self._channel is None:
             return
         theirs: list[_socket.socket] = []
         try:
-            # The kernel drops descriptors beyond the template's own limit; half of the limit is for its open files.
-            limit, _ = resource.prlimit(self._pid, resource.RLIMIT_NOFILE)
-            for _ in range(min(self._wanted, messages.MOST_DESCRIPTORS, max(1, limit // 2))):
+            for _ in range(min(self._wanted, _MOST_ORDERED)):
                 mine, other = messages.open_pair()
                 self._ordered.append(mine)
                 theirs.append(other)
             messages.send(self._channel, {"kind": "fork"}, [end.fileno() for end in theirs])
             self._wanted -= len(theirs)
-        except (ProcessLookupError, BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError):
             self._drop_ordered()  # it has just ended, which will be news
         except OSError as error:
             self._drop_ordered()
@@ -292,9 +290,6 @@ class TemplateClient:
         finally:
             for end in theirs:
                 end.close()
-
-    def _report_refusal(self, reason: str) -> None:
-        self._pool.say(f"--preload: the template can't fork ({reason}): the missing workers start cold")
 
     def _read_news(self) -> None:
         while self._channel is not None:
@@ -315,14 +310,16 @@ class TemplateClient:
                 self.importing, self.has_imported = "", True
             case "failed":
                 self._pool.give_up(news["text"])
-            case "refused":
-                self._has_refused = True
-                self._report_refusal(news["text"])
             case "born":
                 self._born = news["pids"]
             case "done":
                 self._keep_born()
+            case "refused":
+                self._report_refusal(news["text"])
         self._pool.settle()
+
+    def _report_refusal(self, reason: str) -> None:
+        self._pool.say(f"--preload: the template can't fork: {reason}")
 
     def _keep_born(self) -> None:
         """Keep the forks of the last order, which are children of this process by now."""
@@ -335,11 +332,8 @@ class TemplateClient:
             else:
                 channel.close()
                 self._wanted = 0  # the forks that there are have to suffice
-        # Refused, or killed: the fork itself, or its fork helper.
-        lost = len(ordered) - (len(self.forks) - before)
-        if lost and not self._has_refused:
+        if lost := len(ordered) - (len(self.forks) - before):
             self._pool.report_lost(lost)
-        self._has_refused = False
         self._order_next()
 
     def _drop_ordered(self) -> None:

@@ -95,7 +95,7 @@ def test_a_template_that_is_killed_while_it_forks(
     assert sorted(last) == [f"cold {rank} {generation}" for rank in range(3)]
     lines = {
         "template": "template was killed by SIGKILL",
-        "fork helper": "--preload: workers that start cold, since their forks were killed: 3",
+        "fork helper": "--preload: workers that start cold, since their forks are missing: 3",
     }
     assert job.stderr.count(lines[victim]) == 1
 
@@ -113,7 +113,7 @@ def test_a_fork_that_is_killed_while_it_waits(launch: Launch, worker: Worker, mo
     Path(env["GATE"]).write_text("", encoding="utf-8")
     assert job.wait_exit() == 0
     assert sorted(line.split()[0] for line in job.stdout.splitlines()[2:]) == ["cold", "warm"]
-    assert "--preload: workers that start cold, since their forks were killed: 1" in job.stderr
+    assert "--preload: workers that start cold, since their forks are missing: 1" in job.stderr
 
 
 def test_a_stop_signal_while_the_template_imports(launch: Launch, worker: Worker, module: Module) -> None:
