@@ -36,7 +36,7 @@ _HOMES = {
     "to_map": "api",
 }
 
-__all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names
+__all__ = list(_HOMES)
 
 #: Names that torch's modules have from others, and that programs take from there.
 _BORROWED = {

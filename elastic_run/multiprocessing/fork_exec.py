@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 #: A worker that inherited SIGCHLD as ignored could not learn how its own children end.
 _DEFAULT_SIGNALS = (*IGNORED_BY_PYTHON, SIGCHLD)
+_STDERR = 2
 #: Of linux/memfd.h.
 _MFD_CLOEXEC = 1
 
@@ -167,7 +168,7 @@ def inheritable_descriptors() -> list[int]:
     for name in names:
         fd = int(name)
         try:
-            if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 - above the standard ones
+            if fd > _STDERR and os.get_inheritable(fd):
                 found.append(fd)
         except OSError:
             pass  # the descriptor of the listing itself, closed by now

@@ -36,7 +36,7 @@ _HOMES = {
     "write_parent_error_file": "error_file",
 }
 
-__all__ = [*_HOMES]  # noqa: PLE0604 - the keys are the names
+__all__ = list(_HOMES)
 
 #: Names that torch's module has beside its public ones, and that programs take from there.
 _BORROWED = {

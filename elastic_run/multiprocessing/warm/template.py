@@ -283,7 +283,7 @@ def _renew_stream(stream: Any, descriptor: int, name: str) -> None:
         encoding=stream.encoding,
         errors=stream.errors,
         newline="\n",
-        line_buffering=is_buffered and (raw.isatty() or descriptor == 2),  # noqa: PLR2004 - stderr
+        line_buffering=is_buffered and (raw.isatty() or stream is sys.__stderr__),
         write_through=not is_buffered,
     )
 
