@@ -27,8 +27,7 @@ from elastic_run.multiprocessing.functions.worker import (
     FunctionWorker,
     become_as_executed,
     pickle_for_child,
-    refuse_function,
-    refuse_method,
+    refuse,
 )
 from elastic_run.signals import block_signals, restore_signals, set_wakeup_fd
 
@@ -115,8 +114,7 @@ class Functions:
         is_recorded: bool = True,
         daemon: bool | None = None,
     ) -> None:
-        refuse_function(function)
-        refuse_method(start_method, function)
+        refuse(start_method, function)
         self._method = start_method
         #: Open as long as this process lives: how forked workers know that it does.
         self._parent_alive_pipes: list[int] = []

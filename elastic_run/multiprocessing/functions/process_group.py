@@ -10,6 +10,7 @@ Signals stay with the program: it stops the processes through `stop`.
 from __future__ import annotations
 
 import errno
+import logging
 import signal
 import subprocess
 import threading
@@ -40,7 +41,7 @@ class ProcessGroup:
     With `is_daemon` the program may end while they run, which ends them; otherwise it waits for them.
     """
 
-    def __init__(self, *, is_daemon: bool = True, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, *, is_daemon: bool = True) -> None:
         #: Only before the start and in callbacks.
         self.loop = Loop()
         self.guardian = Guardian(is_exec=True)
@@ -50,7 +51,6 @@ class ProcessGroup:
         #: Function workers by local rank.
         self.functions: dict[int, StartedFunction] = {}
         self._workers = Workers(self.loop, self.guardian, on_exit=self._on_exit)
-        self._say = say
         self._news = threading.Condition()
         self._is_gone = False
         self._is_stopping = False
@@ -71,34 +71,31 @@ class ProcessGroup:
         nothing runs any more.
         """
         try:
-            self.guardian.attach(self.loop, self._say)
+            self.guardian.attach(self.loop, logging.getLogger(__name__).warning)
             for local_rank in range(count):
                 self._adopt(local_rank, launch(local_rank))
         finally:
             before_watch()
-            self._watch()
-
-    def _watch(self) -> None:
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            self._stop(signal.SIGKILL, 0.0)
-            self._serve()
-            reason = "no thread can be started to watch the processes (limit of processes, or memory)"
-            raise OSError(errno.EAGAIN, reason) from error
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self._stop(signal.SIGKILL, 0.0)
+                self._serve()
+                reason = "no thread can be started to watch the processes (limit of processes, or memory)"
+                raise OSError(errno.EAGAIN, reason) from error
 
     def _adopt(self, local_rank: int, started: StartedWorker) -> None:
         function = started.function
-        if function is not None:
-            self.functions[local_rank] = function
+        if function is None:
+            self._workers.adopt(local_rank, started)
+            return
+        self.functions[local_rank] = function
         try:
             self._workers.adopt(local_rank, started)
         except OSError:
-            if function is not None:
-                function.give_up()
+            function.give_up()
             raise
-        if function is not None:
-            function.begin()
+        function.begin()
 
     def abandon(self) -> None:
         """Let go of the group in a forked worker."""

@@ -91,19 +91,15 @@ class ProcessContext:
         # In the order of their ends: the first to fail is the cause.
         for index, code in tuple(group.ended.items()):
             if code and index not in self._joined:
-                self._stop_others(grace_period)
+                group.wait(lambda: len(group.ended) == len(self.processes), grace_period or 0.0)
+                group.stop(signal.SIGTERM, _GRACE if grace_period is None else grace_period)
+                self._joined.update(range(len(self.processes)))
                 raise self._failure(index, code)
             self._joined.add(index)
         if len(self._joined) < len(self.processes):
             return False
         group.stop()
         return True
-
-    def _stop_others(self, grace_period: float | None) -> None:
-        if grace_period is not None:
-            self._group.wait(lambda: len(self._group.ended) == len(self.processes), grace_period)
-        self._group.stop(signal.SIGTERM, _GRACE if grace_period is None else grace_period)
-        self._joined.update(range(len(self.processes)))
 
     def _failure(self, index: int, code: int) -> ProcessException:
         pid = self.processes[index].pid

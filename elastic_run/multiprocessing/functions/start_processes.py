@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from elastic_run import contract
 from elastic_run.multiprocessing.api import SignalException
 from elastic_run.multiprocessing.errors import ProcessFailure
-from elastic_run.multiprocessing.fork_exec import ensure_standard_descriptors
+from elastic_run.multiprocessing.fork_exec import ensure_standard_descriptors, own_interpreter
 from elastic_run.multiprocessing.functions.process_group import GroupProcess, HeldSignals, ProcessGroup
 from elastic_run.multiprocessing.logs import check_logs
 from elastic_run.multiprocessing.starter import WorkerStarter
@@ -259,24 +259,21 @@ class GroupContext(PContext):
             message = f"{self.name} was started already: a context starts its processes once"
             raise ValueError(message)
         ensure_standard_descriptors()
-        wiring, group = Wiring(capture=False), ProcessGroup(say=self._say)
+        wiring, group = Wiring(capture=False), ProcessGroup()
         self._group = group
         if self._functions is not None:
             group.at_end(self._functions.close)
-        starter = WorkerStarter(group.guardian, wiring, self._logs, self._affinities())
+        affinities: dict[int, frozenset[int]] = {}
+        if self._numa_options is not None:
+            from elastic_run.cluster.numa import worker_affinities
+
+            affinities = worker_affinities(self._numa_options, self.nprocs, python=own_interpreter())
+        starter = WorkerStarter(group.guardian, wiring, self._logs, affinities)
         group.start(
             self.nprocs,
             lambda rank: self._launch(starter, group, rank),
             before_watch=lambda: self._listen(group, wiring),
         )
-
-    def _affinities(self) -> dict[int, frozenset[int]]:
-        if self._numa_options is None:
-            return {}
-        from elastic_run.cluster.numa import worker_affinities
-        from elastic_run.multiprocessing.fork_exec import own_interpreter
-
-        return worker_affinities(self._numa_options, self.nprocs, python=own_interpreter())
 
     def _listen(self, group: ProcessGroup, wiring: Wiring) -> None:
         if not any(wiring.lines.values()):
@@ -296,12 +293,6 @@ class GroupContext(PContext):
             console.close()
 
         group.at_end(finish)
-
-    @staticmethod
-    def _say(text: str) -> None:
-        import logging
-
-        logging.getLogger(__name__).warning("%s", text)
 
     @abc.abstractmethod
     def _launch(self, starter: WorkerStarter, group: ProcessGroup, local_rank: int) -> StartedWorker:

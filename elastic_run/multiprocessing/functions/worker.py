@@ -213,8 +213,12 @@ def _leave_result(file: int, kind: bytes, payload: bytes) -> None:
 
 
 # --- what can be sent -------------------------------------------------------------------------------------------------
-def refuse_method(start_method: str, function: Callable[..., Any]) -> None:
-    """Refuse a start method that there isn't, or that the program can't use for a function, or can't use any more."""
+def refuse(start_method: str, function: object) -> None:
+    """Refuse what can't be called, and a start method that there isn't, or that can't be used for a function or now."""
+    if not callable(function):
+        kind = type(function)
+        message = f"{function!r} (of type {kind.__module__}.{kind.__qualname__}) is neither a function nor a command"
+        raise TypeError(message)
     if start_method not in START_METHODS:
         message = f"start_method {start_method!r} is none of {', '.join(START_METHODS)}"
         raise ValueError(message)
@@ -265,14 +269,6 @@ def choose_start_method(function: Callable[..., Any]) -> str:
     """
     inner = getattr(function, "func", function)  # of functools.partial
     return "fork" if _unreachable_main(inner) == _NO_FILE and not _find_initialised_device() else "spawn"
-
-
-def refuse_function(function: object) -> None:
-    """Refuse an object that can't be called."""
-    if not callable(function):
-        kind = type(function)
-        message = f"{function!r} (of type {kind.__module__}.{kind.__qualname__}) is neither a function nor a command"
-        raise TypeError(message)
 
 
 def _unreachable_main(function: object) -> str:
