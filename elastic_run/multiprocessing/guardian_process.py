@@ -5,11 +5,9 @@
   where the first one was killed, even at the same moment as the launcher, or was stopped. Usually it finds nothing.
   Measured: when launcher and guardian were killed together, 12 of 12 workers lived on without it, and none with it.
 - The second guardian stays in the session of the first, so the launcher recognises it, but has its own process group.
-- When the launcher and both guardians are killed at the same moment, no process is left to act. Three ways to prevent
-  that were rejected; docs/processes.md has the measurements. PR_SET_PDEATHSIG kills the workers before a guardian can
-  see which processes are their children, so a child that left session and environment would outlive every SIGKILL of
-  the launcher; it also costs 1 ms for each worker. A pipe whose closing sends SIGKILL to the group (F_SETSIG) gives
-  each worker a descriptor that it does not have under torchrun. cgroup.kill needs a cgroup that the user may write to.
+- When the launcher and both guardians are killed at the same moment, no process is left to act. docs/processes.md says
+  why PR_SET_PDEATHSIG and cgroup.kill were rejected. A pipe whose closing sends SIGKILL to the group (F_SETSIG) gives
+  each worker a descriptor that it does not have under torchrun.
 """
 
 from __future__ import annotations

@@ -113,15 +113,11 @@ class ImportWatch:
 
 
 def _name_reader() -> str:
-    """Return the module or the .pth file whose code reads the environment now."""
+    """Return the module whose code reads the environment now; it is `site` for a .pth file."""
     frame = sys._getframe(1)  # noqa: SLF001 - the only way
     while frame.f_back is not None and frame.f_globals.get("__name__") in _READING_FOR_OTHERS:
         frame = frame.f_back
-    if frame.f_globals.get("__name__") != "site":
-        return str(frame.f_globals.get("__name__"))
-    while frame.f_back is not None and frame.f_code.co_name != "addpackage":
-        frame = frame.f_back
-    return str(frame.f_locals.get("name", "a .pth file"))
+    return str(frame.f_globals.get("__name__"))
 
 
 def _list_descriptors() -> dict[int, str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import _socket
 import marshal
-import os
 import sys
 
 TYPE_CHECKING = False
@@ -65,10 +64,3 @@ def receive(channel: _socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         for start in range(0, len(rights), _DESCRIPTOR_BYTES)
     ]
     return (marshal.loads(data), descriptors) if data else None  # noqa: S302 - from our own process, see above
-
-
-def take_from_file(descriptor: int) -> dict[str, Any]:
-    """Return the document in the file of a message to a fork, and close the file."""
-    with os.fdopen(descriptor, "rb") as file:
-        document: dict[str, Any] = marshal.load(file)  # noqa: S302 - ditto
-    return document

@@ -177,7 +177,7 @@ def interpreter(tmp_path: Path) -> tuple[Path, Path]:
     [
         ({"sitecustomize.py": _READ}, "sitecustomize"),
         ({"sitecustomize.py": "import cluster", "cluster.py": _READ}, "cluster"),
-        ({"zz.pth": _READ.replace("\n", "; ")}, "zz.pth"),
+        ({"zz.pth": _READ.replace("\n", "; ")}, "site"),
     ],
     ids=["sitecustomize", "its module", "a later .pth"],
 )
