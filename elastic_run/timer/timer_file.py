@@ -111,7 +111,7 @@ def read_request(line: bytes) -> ScopeTimer | None:
 class TimerFile:
     """A named pipe that this process reads, and the timers that run, one for each worker and scope.
 
-    An empty file or a pipe that nobody reads is replaced. `say` gets the line about the first line that is no request.
+    A pipe that nobody reads is replaced. `say` gets the line about the first line that is no request.
     """
 
     def __init__(
@@ -205,25 +205,15 @@ class TimerFile:
 
 
 def _make_pipe(path: str) -> int:
-    """Make a named pipe that only this user can open; return a descriptor that reads it."""
+    """Make a named pipe that only this user can open, also in place of one that nobody reads; open it for reading."""
     try:
         os.mkfifo(path, 0o600)
     except FileExistsError:
-        _remove_stale(path)
+        if not stat.S_ISFIFO(os.lstat(path).st_mode) or has_reader(path):
+            raise
+        os.unlink(path)
         os.mkfifo(path, 0o600)
     return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _remove_stale(path: str) -> None:
-    """Remove a pipe that nobody reads, or an empty file; raise FileExistsError if something else stands there."""
-    status = os.lstat(path)
-    if not stat.S_ISFIFO(status.st_mode) and not (stat.S_ISREG(status.st_mode) and not status.st_size):
-        reason = "something else stands there"
-        raise FileExistsError(17, reason)
-    if has_reader(path):
-        reason = "another timer server reads there"
-        raise FileExistsError(17, reason)
-    os.unlink(path)
 
 
 def has_reader(path: str) -> bool:

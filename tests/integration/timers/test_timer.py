@@ -155,7 +155,7 @@ def test_a_path_of_the_user_s_is_used(launch: Launch, tmp_path: Path) -> None:
 def test_a_bad_path_is_one_clear_line(launch: Launch, tmp_path: Path) -> None:
     """Where the pipe can't be made nothing is started, and the report says why and where."""
     (tmp_path / "file").write_text("a user's work", encoding="utf-8")
-    for path, reason in (("no/pipe", "No such file or directory"), ("file", "something else stands there")):
+    for path, reason in (("no/pipe", "No such file or directory"), ("file", "File exists")):
         env = TIMERS | {"TORCHELASTIC_TIMER_FILE": str(tmp_path / path)}
         job = launch("--standalone", script(tmp_path, "print('ran')"), env=env)
         assert job.wait_exit() == 204, job.stderr
