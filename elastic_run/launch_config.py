@@ -19,8 +19,8 @@ from elastic_run.agent.driver import AgentParts
 from elastic_run.agent.worker_launch import start_early
 from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id, preloaded, short_name, whole_seconds
 from elastic_run.core.config import AgentConfig, JobConfig, NodeConfig
+from elastic_run.multiprocessing.fork_exec import has_children, list_foreign_handled
 from elastic_run.multiprocessing.logs import DefaultLogsSpecs
-from elastic_run.multiprocessing.process_table import has_children, list_foreign_handled
 from elastic_run.notices import UsageError, say
 from elastic_run.records import dataclass, field, replace
 from elastic_run.rendezvous.api import BACKENDS, RendezvousParameters

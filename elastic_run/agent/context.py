@@ -8,9 +8,8 @@ import sys
 
 from elastic_run import contract
 from elastic_run.core.config import AgentConfig, NodeConfig
-from elastic_run.multiprocessing.fork_exec import allowed_descriptors, can_ask_for_stacks
+from elastic_run.multiprocessing.fork_exec import allowed_descriptors, can_ask_for_stacks, read_name
 from elastic_run.multiprocessing.guardian import Guardian
-from elastic_run.multiprocessing.process_table import read_name
 from elastic_run.records import dataclass, field
 from elastic_run.signals import SIGHUP, SIGINT, SIGQUIT, block_signals, signal_name, signal_number
 from elastic_run.store.worker_store import raise_descriptor_limit

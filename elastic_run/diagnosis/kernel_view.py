@@ -9,8 +9,8 @@ import os
 
 from elastic_run import contract
 from elastic_run.core.failure.stacks import IGNORES, STOPPED
-from elastic_run.multiprocessing.fork_exec import is_interpreters_name
-from elastic_run.multiprocessing.process_table import read_name, read_stat, wait_channel
+from elastic_run.multiprocessing.fork_exec import is_interpreters_name, read_name
+from elastic_run.multiprocessing.process_table import read_stat, wait_channel
 from elastic_run.signals import LOCK_STACK_SIGNAL, MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL, call_libc
 
 TYPE_CHECKING = False

@@ -20,7 +20,7 @@ import sys
 
 from elastic_run import contract
 from elastic_run.records import dataclass
-from elastic_run.signals import IGNORED_BY_PYTHON, SIGCHLD, STACK_SIGNAL, block_signals, call_libc
+from elastic_run.signals import IGNORED_BY_PYTHON, SIGCHLD, STACK_SIGNAL, block_signals, call_libc, has_usual_handler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -298,3 +298,68 @@ def is_interpreters_name(name: str) -> bool:
     beginning = next((each for each in _NAMES if name.startswith(each)), None)
     rest = "?" if beginning is None else name[len(beginning) :].lstrip("0123456789.")
     return rest in _BUILDS or rest.startswith("-")
+
+
+# --- what /proc tells before the first worker; `process_table` has the rest -------------------------------------------
+def read_proc(name: str) -> bytes:
+    """Return a file of /proc, or nothing."""
+    try:
+        fd = os.open(f"/proc/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    content = b""
+    try:
+        while chunk := os.read(fd, 1 << 16):
+            content += chunk
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+    return content
+
+
+def start_time(pid: int | str) -> int:
+    """Return when a process began, in clock ticks since boot; 0 if unknown."""
+    # The name in parentheses may hold spaces and parentheses itself: fields count from the last one.
+    fields = read_proc(f"{pid}/stat").rpartition(b")")[2].split()
+    return int(fields[19]) if fields else 0
+
+
+def is_child(pid: int) -> bool:
+    """Whether a process is a child of this one, so that its exit code can be had."""
+    return _has_child(os.P_PID, pid)
+
+
+def has_children() -> bool:
+    """Whether this process has any child, ended ones included."""
+    return _has_child(os.P_ALL, 0)
+
+
+def _has_child(kind: int, pid: int) -> bool:
+    try:
+        os.waitid(kind, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def list_handled(pid: int | str) -> frozenset[int]:
+    """Return the signals for which a process has a handler now, in C too; none where the system doesn't tell."""
+    caught = next(
+        (line for line in read_proc(f"{pid}/status").splitlines() if line.startswith(b"SigCgt:")), b"SigCgt: 0"
+    )
+    bits = int(caught.split()[1], 16)
+    return frozenset(number for number in range(1, bits.bit_length() + 1) if bits >> (number - 1) & 1)
+
+
+def list_foreign_handled() -> frozenset[int]:
+    """Return the signals that the program around the launcher, such as a profiler, handles in this process.
+
+    Python does not know of a handler that code in C has installed since Python began; the kernel does.
+    """
+    return frozenset(number for number in list_handled("self") if not has_usual_handler(number))
+
+
+def read_name(pid: int) -> str:
+    """Return the short name of a process, or an empty string."""
+    return read_proc(f"{pid}/comm").strip().decode(errors="replace")

@@ -23,13 +23,13 @@ import sys
 from struct import pack
 
 from elastic_run import contract, signals
-from elastic_run.multiprocessing import process_table
 from elastic_run.multiprocessing.fork_exec import (
     find_interpreter,
     inheritable_descriptors,
     open_unnamed,
     running_interpreter,
     start_process,
+    start_time,
 )
 
 TYPE_CHECKING = False
@@ -121,7 +121,7 @@ class Guardian:
 
                 import_module(_PROCESS)  # a fork of a program with threads imports nothing
             start = _spawn if interpreter else _fork
-            self.pid = start(interpreter, pair, self.token, process_table.start_time("self"))
+            self.pid = start(interpreter, pair, self.token, start_time("self"))
         except OSError:
             pair.abandon()
             raise
@@ -228,7 +228,9 @@ class Guardian:
         self.let_go(is_over=is_clean)
         # Until it was reaped: a program that launches again and again must not collect zombies.
         if not self._wait_gone() and is_clean:
-            process_table.signal_children((self.pid,), signals.SIGKILL)  # it was stopped
+            from elastic_run.multiprocessing.process_table import signal_children
+
+            signal_children((self.pid,), signals.SIGKILL)  # it was stopped
             self._wait_gone()
 
     def _wait_gone(self) -> bool:
@@ -321,7 +323,9 @@ def become_daemon(title: str, name: str, kept: Collection[int]) -> None:
         start = fd + 1
     os.closerange(start, _MAX_FD)
     os.chdir("/")
-    process_table.ProcessTitle().show(title, name)
+    from elastic_run.multiprocessing.process_table import ProcessTitle
+
+    ProcessTitle().show(title, name)
 
 
 def ignore_signals() -> None:

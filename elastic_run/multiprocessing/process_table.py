@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 import time
 
+from elastic_run.multiprocessing.fork_exec import read_proc, start_time
 from elastic_run.records import dataclass
-from elastic_run.signals import SIGKILL, call_libc, has_usual_handler, signal_pidfd
+from elastic_run.signals import SIGKILL, call_libc, signal_pidfd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class ProcessStat:
 def read_stat(pid: int | str) -> ProcessStat | None:
     """Return a process's state, or None when there is no such process or no /proc."""
     # The name in parentheses may hold spaces and parentheses itself: fields count from the last one.
-    before, _, behind = _read(f"{pid}/stat").rpartition(b")")
+    before, _, behind = read_proc(f"{pid}/stat").rpartition(b")")
     if not behind:
         return None
     fields = behind.split()
@@ -66,29 +67,6 @@ def read_stat(pid: int | str) -> ProcessStat | None:
         memory=int(fields[21]),
         cpu=int(fields[11]) + int(fields[12]),
     )
-
-
-def _read(name: str) -> bytes:
-    """Return a file of /proc, or nothing."""
-    try:
-        fd = os.open(f"/proc/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    content = b""
-    try:
-        while chunk := os.read(fd, 1 << 16):
-            content += chunk
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
-    return content
-
-
-def start_time(pid: int | str) -> int:
-    """Return when a process began, in clock ticks since boot; 0 if unknown."""
-    stat = read_stat(pid)
-    return 0 if stat is None else stat.started_at
 
 
 def ticks_since_boot() -> int:
@@ -109,47 +87,9 @@ def list_running_threads(pid: int, *, besides: bytes | None = None) -> list[str]
     return [task for task, stat in stats.items() if stat is not None and stat.state == b"R" and stat.name != besides]
 
 
-def is_child(pid: int) -> bool:
-    """Whether a process is a child of this one, so that its exit code can be had."""
-    return _has_child(os.P_PID, pid)
-
-
-def has_children() -> bool:
-    """Whether this process has any child, ended ones included."""
-    return _has_child(os.P_ALL, 0)
-
-
-def _has_child(kind: int, pid: int) -> bool:
-    try:
-        os.waitid(kind, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def list_handled(pid: int | str) -> frozenset[int]:
-    """Return the signals for which a process has a handler now, in C too; none where the system doesn't tell."""
-    caught = next((line for line in _read(f"{pid}/status").splitlines() if line.startswith(b"SigCgt:")), b"SigCgt: 0")
-    bits = int(caught.split()[1], 16)
-    return frozenset(number for number in range(1, bits.bit_length() + 1) if bits >> (number - 1) & 1)
-
-
-def list_foreign_handled() -> frozenset[int]:
-    """Return the signals that the program around the launcher, such as a profiler, handles in this process.
-
-    Python does not know of a handler that code in C has installed since Python began; the kernel does.
-    """
-    return frozenset(number for number in list_handled("self") if not has_usual_handler(number))
-
-
-def read_name(pid: int) -> str:
-    """Return the short name of a process, or an empty string."""
-    return _read(f"{pid}/comm").strip().decode(errors="replace")
-
-
 def wait_channel(pid: int) -> str:
     """Return the kernel function in which a process sleeps, or an empty string."""
-    text = _read(f"{pid}/wchan").strip().decode()
+    text = read_proc(f"{pid}/wchan").strip().decode()
     return "" if text == "0" else text
 
 
@@ -265,7 +205,7 @@ def find_survivors(
         if stat.session in own
         or (pid in sessions and stat.started_at == sessions[pid].born)  # a fork server's child begins its session late
         or is_adopted(pid, stat)
-        or (needle and stat.state != b"D" and needle in _read(f"{pid}/environ"))
+        or (needle and stat.state != b"D" and needle in read_proc(f"{pid}/environ"))
     }
     return {pid: living[pid] for pid in _with_descendants(found, living)}
 
@@ -346,10 +286,10 @@ class ProcessTitle:
     __slots__ = ("_comm", "_size", "_start")
 
     def __init__(self) -> None:
-        fields = _read("self/stat").rpartition(b")")[2].split()
+        fields = read_proc("self/stat").rpartition(b")")[2].split()
         self._start, end = (int(fields[place]) for place in (45, 46)) if fields else (0, 0)  # arg_start, arg_end
         self._size = end - self._start
-        self._comm = _read("self/comm").rstrip(b"\n")
+        self._comm = read_proc("self/comm").rstrip(b"\n")
 
     def show(self, words: str, name: str) -> None:
         """Show words instead of the command line (`ps -f`), and a name of at most 15 bytes (`ps`, `top`)."""

@@ -10,13 +10,13 @@ import os
 
 from elastic_run import contract
 from elastic_run.files import make_directory
-from elastic_run.multiprocessing import process_table
 from elastic_run.multiprocessing.fork_exec import (
     SpawnOptions,
     inheritable_descriptors,
     inherited_environment,
     stack_variables,
     start_process,
+    start_time,
 )
 from elastic_run.multiprocessing.logs import is_log
 from elastic_run.records import dataclass, field
@@ -130,6 +130,6 @@ class WorkerStarter:
         return SpawnOptions(own, stdout, stderr, replaced, self.affinities.get(rank), self.closed, stacks)
 
     def _watch_session(self, pid: int, function: StartedFunction | None = None) -> StartedWorker:
-        born = process_table.start_time(pid)
+        born = start_time(pid)
         self.guardian.watch(pid, born)
         return StartedWorker(pid, born, function)

@@ -14,6 +14,7 @@ import os
 from elastic_run.core.agent import shutdown
 from elastic_run.loop import open_pidfd
 from elastic_run.multiprocessing import process_table
+from elastic_run.multiprocessing.fork_exec import list_handled, start_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Workers:
         self._on_overdue = on_overdue
         self._adopts = adopts
         self._token = "" if is_apart else guardian.token
-        self._since = process_table.start_time("self")
+        self._since = start_time("self")
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
         #: By local rank: the fork server's children, of whose ends multiprocessing tells.
@@ -91,7 +92,7 @@ class Workers:
 
     def offer(self, number: int) -> list[int]:
         """Send a signal to the workers that have a handler for it, and return their local ranks; others would end."""
-        told = [rank for rank in sorted(self.alive) if number in process_table.list_handled(self.pids[rank])]
+        told = [rank for rank in sorted(self.alive) if number in list_handled(self.pids[rank])]
         process_table.signal_children((self.pids[rank] for rank in told), number)
         return told
 

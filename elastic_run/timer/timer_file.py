@@ -20,6 +20,7 @@ import stat
 import time
 
 from elastic_run.multiprocessing import process_table
+from elastic_run.multiprocessing.fork_exec import start_time
 from elastic_run.records import dataclass
 
 TYPE_CHECKING = False
@@ -167,7 +168,7 @@ class TimerFile:
             return
         timer.span = timer.expiration_time - self._wall_clock()
         timer.deadline = self._clock() + timer.span
-        timer.born = process_table.start_time(timer.worker_pid)
+        timer.born = start_time(timer.worker_pid)
         self._running[key] = timer
 
     def clear(self) -> None:

@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "utils": {"contract"},
     "metrics": {"contract", "utils"},
     "events": {"contract", "utils"},
-    "timer": {"contract", "multiprocessing.process_table"},
+    "timer": {"contract", "multiprocessing.process_table", "multiprocessing.fork_exec"},
     "compat": {"contract"},
     "records": set(),
     "signals": set(),

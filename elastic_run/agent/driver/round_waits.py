@@ -13,12 +13,12 @@ import shlex
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing import process_table
 from elastic_run.multiprocessing.fork_exec import (
     inheritable_descriptors,
     inherited_environment,
     own_interpreter,
     start_process,
+    start_time,
 )
 from elastic_run.multiprocessing.starter import StartedWorker
 from elastic_run.multiprocessing.workers import Workers
@@ -153,7 +153,7 @@ class CheckProcess:
         finally:
             os.close(writer)
             os.close(null)
-        born = process_table.start_time(pid)
+        born = start_time(pid)
         guardian.watch(pid, born)
         self.is_running = True
         self._loop.add_reader(self._reader, self._read)

@@ -22,9 +22,8 @@ from elastic_run.core.agent import machine, messages
 from elastic_run.core.agent.shutdown import KILL_LIMIT
 from elastic_run.core.job.restart_policy import CAUSE_WAIT
 from elastic_run.loop import Loop
-from elastic_run.multiprocessing.fork_exec import ensure_standard_descriptors
+from elastic_run.multiprocessing.fork_exec import ensure_standard_descriptors, list_handled
 from elastic_run.multiprocessing.output.console import Console
-from elastic_run.multiprocessing.process_table import list_handled
 from elastic_run.signals import SIGINT, SIGQUIT, SIGTERM, SIGWINCH, restore_signals, signal_name
 
 TYPE_CHECKING = False

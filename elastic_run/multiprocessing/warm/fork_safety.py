@@ -14,8 +14,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.fork_exec import inheritable_descriptors
-from elastic_run.multiprocessing.process_table import has_children
+from elastic_run.multiprocessing.fork_exec import has_children, inheritable_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,13 @@ import os
 
 from elastic_run import contract
 from elastic_run.multiprocessing import process_table
-from elastic_run.multiprocessing.fork_exec import inheritable_descriptors, open_unnamed, start_process
+from elastic_run.multiprocessing.fork_exec import (
+    inheritable_descriptors,
+    is_child,
+    open_unnamed,
+    start_process,
+    start_time,
+)
 from elastic_run.multiprocessing.warm import messages
 from elastic_run.signals import SIGKILL, signal_name
 
@@ -223,7 +229,7 @@ class TemplateClient:
         finally:
             theirs.close()
         self._channel, self.is_there = channel, True
-        self._session.born = process_table.start_time(self._pid)
+        self._session.born = start_time(self._pid)
         pool.guardian.watch(self._pid, self._session.born)
         pool.guardian.spared.add(self._pid)
         self.listen()
@@ -327,7 +333,7 @@ class TemplateClient:
         self._born, self._ordered = [], []
         before = len(self.forks)
         for place, channel in enumerate(ordered):
-            if place < len(born) and process_table.is_child(born[place]):
+            if place < len(born) and is_child(born[place]):
                 self.forks.append(_Fork(born[place], channel))
             else:
                 channel.close()

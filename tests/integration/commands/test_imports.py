@@ -66,6 +66,8 @@ TOO_SLOW = {
     "etcd",
     "urllib3",
 }
+#: Modules of ours that a job of one node has imported when its first worker starts, at most.
+_MOST_OF_OURS = 33
 #: Flags of a job of several nodes that begins with one; it also needs what speaks with the others.
 SEVERAL_NODES = ["--nnodes=1:2"]
 #: Each would cost such a job as much as all its messages' classes.
@@ -94,6 +96,13 @@ TOO_SLOW_FOR_NODES = {
 def test_nothing_large_is_imported_before_the_workers_run(flags: list[str], launch: Launch, tmp_path: Path) -> None:
     """When the last worker is started, the launcher has imported neither torch nor anything else on the lists."""
     assert not (NEVER | TOO_SLOW) & imported_before_the_last_worker(flags, launch, tmp_path)
+
+
+def test_few_modules_of_ours_are_imported_before_the_workers_run(launch: Launch, tmp_path: Path) -> None:
+    """A reader of the way from the command to the first worker has this many files to read, and no more."""
+    imported = imported_before_the_last_worker(["--standalone"], launch, tmp_path)
+    ours = sorted(name for name in imported if name.partition(".")[0] == "elastic_run")
+    assert len(ours) <= _MOST_OF_OURS, ours
 
 
 def test_nothing_large_is_imported_before_the_workers_of_several_nodes_run(launch: Launch, tmp_path: Path) -> None:

@@ -185,11 +185,12 @@ def test_a_launcher_killed_while_it_replaces_its_guardian(launch: Launch, worker
 _SECOND_STOPPED = """
 import os, signal, subprocess, time
 from elastic_run.multiprocessing import process_table
+from elastic_run.multiprocessing.fork_exec import start_time
 from elastic_run.multiprocessing.guardian import Guardian
 guardian = Guardian(is_exec=True)
 first = guardian.start()
 worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
-guardian.watch(worker.pid, process_table.start_time(worker.pid))
+guardian.watch(worker.pid, start_time(worker.pid))
 def members(): return [*process_table.find_survivors({first: process_table.Session(0)}, "", since=0)]
 while len(members()) < 2: time.sleep(0.005)
 second = [pid for pid in members() if pid != first][0]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing.process_table import read_name, read_stat, signal_processes
+from elastic_run.multiprocessing.fork_exec import read_name
+from elastic_run.multiprocessing.process_table import read_stat, signal_processes
 from tests.support.launch import ELASTIC_RUN
 from tests.support.processes import children_of, is_gone, kill_processes, wait_gone
 from tests.support.programs import write_plugin, write_program
