@@ -231,16 +231,16 @@ def make_agent_context(
     if settings.health_port is not None:
         from elastic_run.agent.http_server import HttpPort
 
-        context.health_port = _open_port(HttpPort, settings.health_port, "health port")
+        context.health_port = _open_port(HttpPort, settings.health_port, "health")
     if settings.metrics_port is not None:
         from importlib.util import find_spec
 
         from elastic_run.agent.http_server import MetricsPort
 
         if find_spec("prometheus_client") is None:
-            message = "metrics port needs prometheus-client: pip install 'elastic-run[metrics]'"
+            message = "--metrics-port: metrics port needs prometheus-client: pip install 'elastic-run[metrics]'"
             raise ValueError(message)
-        context.metrics_port = _open_port(MetricsPort, settings.metrics_port, "metrics port")
+        context.metrics_port = _open_port(MetricsPort, settings.metrics_port, "metrics")
     if settings.preload:
         from elastic_run.agent.driver.round_waits import start_preload
 
@@ -272,12 +272,12 @@ def _open_port(kind: Callable[[int], Port], port: int, name: str) -> Port:
         if error.errno == errno.EADDRINUSE:
             from elastic_run.store.worker_store import PortTakenError
 
-            message = f"{name.removesuffix('port')}{PortTakenError(port)}"
+            message = f"--{name}-port: {name} {PortTakenError(port)}"
         else:
-            message = f"{name} {port} can't be opened: {error.strerror}"
+            message = f"--{name}-port: {name} port {port} can't be opened: {error.strerror}"
         raise ValueError(message) from error
     if not port:
-        say(f"{'health checks are answered' if name == 'health port' else 'metrics are'} at port {server.port}")
+        say(f"{'health checks are answered' if name == 'health' else 'metrics are'} at port {server.port}")
     return server
 
 
@@ -430,8 +430,6 @@ def _name_flag(message: str) -> str:
         "rendezvous backend": "--rdzv-backend",
         "rendezvous setting": "--rdzv-conf",
         "rendezvous endpoint": "--rdzv-endpoint",
-        "health port": "--health-port",
-        "metrics port": "--metrics-port",
         "keep state": "--keep-state",
     }
     return next((f"{flag}: {message}" for subject, flag in flags.items() if message.startswith(subject)), message)

@@ -187,8 +187,9 @@ def compare_with_gpus(nproc_per_node: str, environ: Mapping[str, str]) -> list[s
     # A notice is not worth the seconds of nvidia-smi.
     gpus = len(visible_gpus(environ, asks_program=False)) if build is not None and build & {"cuda", "hip"} else 0
     if workers == 1 < gpus:
-        idle = f"{gpus - 1} GPU{'s are' if gpus > 2 else ' is'} idle"  # noqa: PLR2004 - the worker's own is the other one
-        return [f"{idle}: --nproc-per-node=gpu starts a worker for each GPU (a script may also use several by itself)"]
+        idle = gpus - 1
+        told = f"{idle} GPU{'s are' if idle > 1 else ' is'} idle"
+        return [f"{told}: --nproc-per-node=gpu starts a worker for each GPU (a script may also use several by itself)"]
     if not 0 < gpus < workers:
         return []
     seen = f"{gpus} GPU{'s' * (gpus != 1)}"
@@ -267,7 +268,7 @@ def _as_known_to(specs_class: type[LogsSpecs], streams: Streams) -> Streams:
     """Return streams as the `Std` that a plug-in's class knows: torch's where its base is torch's `LogsSpecs`."""
     homes = [base.__module__ for base in specs_class.__mro__ if base.__name__ == "LogsSpecs"]
     home = "elastic_run.multiprocessing" if not homes or homes[0].startswith("elastic_run.") else homes[0]
-    std: Any = getattr(sys.modules[home], "Std")  # noqa: B009 - of any module
+    std: Any = sys.modules[home].Std
     return std(streams) if isinstance(streams, int) else {rank: std(value) for rank, value in streams.items()}
 
 
