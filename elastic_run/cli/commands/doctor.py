@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from contextlib import suppress
+from functools import partial
 
 from elastic_run import contract
 from elastic_run.cli.commands import CommandParser, argument
@@ -29,11 +31,10 @@ from elastic_run.schedulers.slurm import StepError, find_step
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from elastic_run.diagnosis.doctor_report import Finding
-    from elastic_run.schedulers.slurm import Step
 
 _ENDPOINT = "address at which the nodes of the job will meet: its name and port are checked"
 _NODES = "number of nodes on which you run this command: they meet at the endpoint, and check the network between them"
@@ -82,39 +83,28 @@ def collect_facts() -> dict[str, str]:
 
 def _parse(words: Sequence[str]) -> Namespace:
     args = CommandParser("doctor").parse_args(words)
-    step = None if args.rdzv_endpoint or args.nnodes is not None else _find_step()
+    step = None
+    if not args.rdzv_endpoint and args.nnodes is None:  # may be a task of a Slurm step, each of which runs the doctor
+        with suppress(StepError):  # which a launcher refuses in one line
+            step = find_step(os.environ, os.uname().nodename)
     if step is not None and step.task_count == len(step.nodes):
         args.rdzv_endpoint, args.nnodes = step.endpoint, str(len(step.nodes))
-    args.nnodes = _read_number("--nnodes", args.nnodes or "1", "a number of nodes")
-    args.timeout = _read_number("--timeout", args.timeout, "a number of seconds from 1 up")
+    args.nnodes = _read("--nnodes", args.nnodes or "1", partial(whole_number, least=1, allowed="a number of nodes"))
+    allowed = "a number of seconds from 1 up"
+    args.timeout = _read("--timeout", args.timeout, partial(whole_number, least=1, allowed=allowed))
+    args.keep_state = _read("--keep-state", args.keep_state, read_size) if args.keep_state else 0
     if args.nnodes > 1 and not args.rdzv_endpoint:
         message = f"--rdzv-endpoint: is needed with --nnodes={args.nnodes}: HOST:PORT where the nodes meet"
         raise UsageError(message)
     return args
 
 
-def _read_number(flag: str, text: str, allowed: str) -> int:
+def _read(flag: str, text: str, read: Callable[[str], int]) -> int:
     try:
-        return whole_number(text, least=1, allowed=allowed)
+        return read(text)
     except ValueError as error:
         message = f"{flag}: {text!r} {error}"
         raise UsageError(message) from None
-
-
-def _read_size(text: str) -> int:
-    try:
-        return read_size(text)
-    except ValueError as error:
-        message = f"--keep-state: {text!r} {error}"
-        raise UsageError(message) from None
-
-
-def _find_step() -> Step | None:
-    """Return the Slurm step of which each task runs the doctor."""
-    try:
-        return find_step(os.environ, os.uname().nodename)
-    except StepError:
-        return None  # a launcher refuses it in one line
 
 
 def _make_subject(args: Namespace) -> Subject:
@@ -131,7 +121,7 @@ def _make_subject(args: Namespace) -> Subject:
         endpoints=tuple(endpoints),
         most_nodes=args.nnodes,
         directories=(args.log_dir,) if args.log_dir else (),
-        kept_bytes=_read_size(args.keep_state) if args.keep_state else 0,
+        kept_bytes=args.keep_state,
         known_variables=frozenset(flag.variable for flag in FLAGS if flag.variable),
     )
 
@@ -150,6 +140,7 @@ def _examine_together(args: Namespace, own: dict[str, Any]) -> dict[str, Any]:
         path = os.path.join(directory, "own.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(own, file)
+        host = parse_endpoints(args.rdzv_endpoint, contract.DEFAULT_C10D_PORT)[0][0]
         config = LaunchConfig(
             min_nodes=args.nnodes,
             max_nodes=args.nnodes,
@@ -163,7 +154,7 @@ def _examine_together(args: Namespace, own: dict[str, Any]) -> dict[str, Any]:
             # A lost node is a finding, and no other node takes its place.
             job_config=JobConfig(join_timeout=args.timeout, membership_window=Window(0)),
             # All nodes reach the endpoint's host: there the workers' store can be reached too.
-            node_config=NodeConfig(preferred_rank=0 if _serves_endpoint(args.rdzv_endpoint) else None),
+            node_config=NodeConfig(preferred_rank=0 if find_whether_own_host(host, _TO_LOOK_UP) else None),
         )
         try:
             code = launch_job(config, sys.executable, ["-m", _PROBE, path])
@@ -194,11 +185,6 @@ def _judge_end(args: Namespace, code: int) -> Finding:
 def _add(finding: Finding, report: dict[str, Any]) -> dict[str, Any]:
     """Return the report of this node with one more finding in front."""
     return describe_findings(report["hosts"], [finding, *read_findings(report)], report["facts"])
-
-
-def _serves_endpoint(endpoint: str) -> bool:
-    host, _ = parse_endpoints(endpoint, contract.DEFAULT_C10D_PORT)[0]
-    return bool(find_whether_own_host(host, _TO_LOOK_UP))
 
 
 def _print(report: dict[str, Any], *, is_json: bool) -> None:
