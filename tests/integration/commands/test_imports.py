@@ -67,7 +67,7 @@ TOO_SLOW = {
     "urllib3",
 }
 #: Modules of ours that a job of one node has imported when its first worker starts, at most.
-_MOST_OF_OURS = 33
+_MOST_OF_OURS = 34
 #: Flags of a job of several nodes that begins with one; it also needs what speaks with the others.
 SEVERAL_NODES = ["--nnodes=1:2"]
 #: Each would cost such a job as much as all its messages' classes.
