@@ -131,7 +131,7 @@ _OTHER_PLACE = "name another directory (--log-dir, TMPDIR)"
 
 def check_directories(subject: Subject) -> list[Finding]:
     """Write a file into each directory that the job writes to, or into the nearest above it, and remove the file."""
-    temporary = subject.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - where programs put temporary files
+    temporary = subject.environ.get("TMPDIR") or subject.path("tmp")
     places = dict.fromkeys(os.path.abspath(path) for path in (*subject.directories, temporary))
     return [found for place in places for found in _check_directory(place)]
 

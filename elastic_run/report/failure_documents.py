@@ -45,6 +45,11 @@ VERSION = 1
 _MESSAGE_LIMIT = 16 * 1024
 _LINE_LIMIT = 2 * 1024
 _LONG = frozenset(("message", "detail"))
+#: Fields of the result that stand there as they are.
+_AS_THEY_ARE = (
+    *("verdict", "exit_code", "detail", "advice", "entrypoint", "role", "run_id"),
+    *("world_size", "nnodes", "restarts_used", "max_restarts", "log_dir"),
+)
 #: Fields of a worker's end that stand there in another form, or not at all.
 _UNWRITTEN = frozenset(("exitcode", "is_unmoved", "oom_kills"))
 
@@ -55,20 +60,9 @@ def failure_document(result: JobResult) -> dict[str, Any]:
     document: dict[str, Any] = _cut(
         {
             "version": VERSION,
-            "verdict": result.verdict,
-            "exit_code": result.exit_code,
-            "detail": result.detail,
-            "advice": result.advice,
+            **{name: getattr(result, name) for name in _AS_THEY_ARE},
             "signal": _signal(result.signal),
             **_moment("ended_at", result.ended_at),
-            "entrypoint": result.entrypoint,
-            "role": result.role,
-            "run_id": result.run_id,
-            "world_size": result.world_size,
-            "nnodes": result.nnodes,
-            "restarts_used": result.restarts_used,
-            "max_restarts": result.max_restarts,
-            "log_dir": result.log_dir,
             "root_cause": _worker(result.root),
             "equal_errors": None if result.equal_errors is None else to_document(result.equal_errors),
             "causes": [to_document(cause) for cause in result.causes],
@@ -188,7 +182,11 @@ _LONGEST = 400
 def describe_ends(ends: Sequence[WorkerEnd]) -> NodeEnds | None:
     """Return what the job has to know of a node's workers; None if all of them obeyed the stop."""
     found = sorted(filter(is_stuck, ends), key=lambda end: not end.is_unmoved)
-    stuck = [_name(end.rank, end.stuck_at) for end in found[:MOST_STUCK] if end.stuck_at is not None]
+    stuck = [
+        StuckRank(end.rank, at.function[:_LONGEST], at.file[-_LONGEST:], at.line, at.problem[:_LONGEST])
+        for end in found[:MOST_STUCK]
+        if (at := end.stuck_at) is not None
+    ]
     failed = sum(map(has_failed, ends))
     unmoved = sum(end.is_unmoved for end in found)
     numbers = Counter(number for number in map(compute_error_number, ends) if number is not None)
@@ -199,7 +197,3 @@ def describe_ends(ends: Sequence[WorkerEnd]) -> NodeEnds | None:
 def read_places(stuck: Sequence[StuckRank]) -> dict[int, Place]:
     """Return the places of ranks that did not stop, by global rank."""
     return {each.rank: Place(each.function, each.file, each.line, problem=each.problem) for each in stuck}
-
-
-def _name(rank: int, place: Place) -> StuckRank:
-    return StuckRank(rank, place.function[:_LONGEST], place.file[-_LONGEST:], place.line, place.problem[:_LONGEST])
