@@ -40,9 +40,9 @@ class RecorderFinding:
 class Cause:
     """A cause of a failure."""
 
-    kind: str  # One of the kinds above
+    kind: str  # One of the kinds of `diagnose`
     ranks: tuple[int, ...]  # The ranks at which it lies; those with an equal failure are folded
-    confidence: str  # CERTAIN, LIKELY or POSSIBLE
+    confidence: str  # `certain`, `likely` or `possible`
     why: tuple[str, ...]  # From which evidence it follows, a clause each
     help: str = ""  # What the user can do, or ""
 
