@@ -18,8 +18,6 @@ Rules
 - The job hangs when every rank that runs has been still for the timeout. If the observer itself did not run, it has
   seen nothing: all begins anew.
 - `auto`: the timeout is `_RHYTHM` times the longest stillness of this round that ended by itself, at least `FLOOR`.
-- An exception that a worker itself reports has ended its main thread (see `worker_start`), so the agent may count the
-  worker as failed, though its process lives on. A traceback on stderr may be of one that the program has handled.
 - Of several nodes, each reports what its last look has shown, in seconds of its own clock, so no two clocks are
   compared. There is no verdict before all nodes of the round have answered.
 """
@@ -28,7 +26,7 @@ from __future__ import annotations
 
 from elastic_run.core.failure.root_cause import ExceptionText
 from elastic_run.core.failure.stacks import RAISED, WROTE, Dump, Place, find_place, is_in_shutdown, parse_stacks
-from elastic_run.records import dataclass, field, replace
+from elastic_run.records import dataclass, field, fields, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,20 +37,16 @@ if TYPE_CHECKING:
 
 #: Part of a processor that the background threads and processes of a rank that waits take at most.
 _IDLE = 0.02
-#: Times per second that the main thread of a rank wakes up which polls a file, a queue or a data loader, at most. One
-#: that takes pieces from a network wakes up more often, and needs little processor time.
+#: Times per second that the main thread of a rank wakes up which polls a file, a queue or a data loader, at most.
 _POLLS = 20
 #: Bytes per second that they read and write at most: a service that sends metrics.
 _TRICKLE = 10_000
-#: A rank that computes at one place for so many timeouts, itself or by its children, while another rank waits, is in a
-#: spinning wait, or its children are in an endless loop.
+#: A rank that computes at one place for so many timeouts while another rank waits is in a spinning wait.
 _SPIN = 10
 #: Looks within a timeout where nothing seems to change, and ticks.
 _LOOKS = 4
 _TICKS = 8
-#: Seconds between two ticks, at most. A verdict is late by one tick at most, until the last sign is seen. With several
-#: nodes, their answers come on top; all of it should take less than 2 s. Shorter ticks cost more: with 0.5 s, 8 idle
-#: workers took 0.13 to 0.17 % of a core.
+#: Seconds between two ticks, at most: a verdict is late by one. With 0.5 s, 8 idle workers took 0.15 % of a core.
 _LONGEST_TICK = 0.8
 #: Looks within a timeout, at most, where the ranks that compute change all the time.
 _MOST_LOOKS = 64
@@ -190,25 +184,20 @@ def tell(watch: HangWatch) -> HangWatch:
 
 def measure(watch: HangWatch, now: float) -> dict[int, Stillness]:
     """Return how long each rank has been still; those with a sign since the last look are not."""
-    found = {}
-    for rank in watch.signs:
-        known = watch.ranks.get(rank)
-        if known is None:
-            found[rank] = Stillness(Place(), waits=False, same=0.0, idle=0.0)
-        else:
-            same, idle = now - known.same_since, now - known.idle_since
-            found[rank] = Stillness(known.look.place, waits=known.look.waits, same=same, idle=idle)
+    found = {rank: Stillness(Place(), waits=False, same=0.0, idle=0.0) for rank in watch.signs}
+    for rank, known in watch.ranks.items():
+        if rank in found:
+            look, same, idle = known.look, now - known.same_since, now - known.idle_since
+            found[rank] = Stillness(look.place, look.waits, same, idle)
     return found
 
 
 def count_seconds(ranks: Mapping[int, Stillness]) -> float:
     """Return for how many seconds no rank has made progress."""
     waiting = {rank for rank, still in ranks.items() if still.waits}
-    return min((_count(still, others_wait=bool(waiting - {rank})) for rank, still in ranks.items()), default=0.0)
-
-
-def _count(still: Stillness, *, others_wait: bool) -> float:
-    return max(still.idle, still.same / _SPIN if others_wait else 0.0)
+    return min(
+        (max(still.idle, still.same / _SPIN if waiting - {rank} else 0.0) for rank, still in ranks.items()), default=0.0
+    )
 
 
 def _follow(watch: HangWatch, rank: int, seen: Look, now: float) -> _Rank:
@@ -308,20 +297,9 @@ def count_wait(group_rank: int, *, over_for: float, unasked_for: float) -> float
 
 def describe_rank(rank: int, still: Stillness, *, pid: int, local_rank: int) -> dict[str, Any]:
     """Return what a node tells of one of its ranks; `core.job.node_status` has the types."""
-    place = still.place
-    return {
-        "rank": rank,
-        "pid": pid,
-        "local_rank": local_rank,
-        "same": still.same,
-        "idle": still.idle,
-        "waits": still.waits,
-        "function": place.function,
-        "file": place.file,
-        "line": place.line,
-        "is_waiting": place.is_waiting,
-        "problem": place.problem,
-    }
+    place = {each.name: getattr(still.place, each.name) for each in fields(Place)}
+    seen = {"same": still.same, "idle": still.idle, "waits": still.waits}
+    return {"rank": rank, "pid": pid, "local_rank": local_rank, **seen, **place}
 
 
 def join_nodes(documents: Sequence[Document], *, expected: int, round_number: int) -> JobStillness:
@@ -329,7 +307,8 @@ def join_nodes(documents: Sequence[Document], *, expected: int, round_number: in
     ranks, owners, now = {}, {}, {}
     for document in documents:
         for worker in document["workers"]:
-            ranks[worker["rank"]] = still = _read_rank(worker)
+            place = Place(**{each.name: worker[each.name] for each in fields(Place)})
+            ranks[worker["rank"]] = still = Stillness(place, worker["waits"], worker["same"], worker["idle"])
             now[worker["rank"]] = replace(still, same=still.same + document["age"], idle=still.idle + document["age"])
             owners[worker["rank"]] = Owner(document["host"], worker["pid"], worker["local_rank"])
     timeouts = [document["timeout"] for document in documents]
@@ -345,12 +324,8 @@ def join_nodes(documents: Sequence[Document], *, expected: int, round_number: in
     )
 
 
-def _read_rank(worker: Document) -> Stillness:
-    place = Place(worker["function"], worker["file"], worker["line"], worker["is_waiting"], worker["problem"])
-    return Stillness(place, worker["waits"], worker["same"], worker["idle"])
-
-
-# --- an exception that has ended a main thread, as the worker itself reports it ---------------------------------------
+# --- an exception that has ended a main thread, as the worker itself reports it (see `worker_start`) -----------------
+# So the agent may count it as failed, though its process lives on. A traceback on stderr may be of a handled one.
 #: At the end of a program multiprocessing calls these functions; each may wait, for the reason beside it.
 _OF_MULTIPROCESSING = {
     "_exit_function": "a child process still runs",
