@@ -53,8 +53,7 @@ _MOST_LOOKS = 64
 #: Seconds of processor time that a look itself takes of a rank, at most.
 _LOOK_COST = 0.03
 #: Ticks, and seconds, without this process that are too many.
-_ABSENCE = 5
-_ABSENCE_SECONDS = 3.0
+_ABSENCE, _ABSENCE_SECONDS = 5, 3.0
 #: With `auto`: the shortest timeout in seconds, and how many times the longest stillness it is.
 FLOOR = 300.0
 _RHYTHM = 10
