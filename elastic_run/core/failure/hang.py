@@ -184,10 +184,10 @@ def tell(watch: HangWatch) -> HangWatch:
 def measure(watch: HangWatch, now: float) -> dict[int, Stillness]:
     """Return how long each rank has been still; those with a sign since the last look are not."""
     found = {rank: Stillness(Place(), waits=False, same=0.0, idle=0.0) for rank in watch.signs}
-    for rank, known in watch.ranks.items():
-        if rank in found:
-            look, same, idle = known.look, now - known.same_since, now - known.idle_since
-            found[rank] = Stillness(look.place, look.waits, same, idle)
+    for rank in found.keys() & watch.ranks.keys():
+        known = watch.ranks[rank]
+        same, idle = now - known.same_since, now - known.idle_since
+        found[rank] = Stillness(known.look.place, known.look.waits, same, idle)
     return found
 
 
