@@ -34,11 +34,7 @@ _NAMED = 5
 
 
 class StoreClient:
-    """A connection to a TCPStore; the timeout is for the server to listen, for a reply, and for keys.
-
-    Raises `StoreConnectionError` if the server can't be reached within it, or isn't a TCPStore, and `StoreTimeoutError`
-    if it took the connection and is silent.
-    """
+    """A connection to a TCPStore; the timeout is for the server to listen, for a reply, and for keys."""
 
     def __init__(self, host: str, port: int, timeout: float = 300.0) -> None:
         self.host = host

@@ -64,10 +64,7 @@ def connect_once(host: str, port: int, timeout: float, *, dark_after: float) -> 
 
 
 def resolve(host: str, port: int, timeout: float) -> list[Address]:
-    """Return the addresses of a host.
-
-    Raises `StoreConnectionError` if it has none, or no name server answers in time.
-    """
+    """Return the addresses of a host; `StoreConnectionError` if it has none, or no name server answers in time."""
     try:
         return _look_up(host, port, socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):

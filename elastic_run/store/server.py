@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 
 class StoreServer:
-    """Serves a store on listening, non-blocking sockets, which it owns; on new, empty data if none are given.
+    """Serves a store on listening, non-blocking sockets, which it owns; with `is_fed` they come by `serve`.
 
-    `on_refusal` is called with the kind of a `WireError`, and with the client and what was wrong, when a client is
-    closed for it, once for each kind. With `is_fed` somebody else listens, and hands connections on with `serve`.
+    `on_refusal` gets the kind of a `WireError`, and the client and what was wrong, once for each kind.
     """
 
     def __init__(

@@ -89,11 +89,7 @@ def open_worker_store(
     port: int | None,
     on_refusal: Callable[[str, str], None] | None = None,
 ) -> WorkerStore:
-    """Open the first round's store; workers may be started at once, and served a little later.
-
-    It listens at a numeric address; `localhost` is for a job on one node, empty for all interfaces, and the worker of
-    rank 0 decides by itself. Without a port that the user fixed, each round has a new one. Raises as `open_listeners`.
-    """
+    """Open the first round's store at a numeric address; `localhost` for a job on one node, "" for all interfaces."""
     return _AgentStore(port or 0, host, on_refusal) if by_agent else _Rank0Store(port or 0)
 
 
@@ -199,8 +195,7 @@ class PortTakenError(OSError):
 def open_listeners(hosts: Sequence[str], port: int = 0) -> list[_socket.socket]:
     """Listen on one port at several numeric addresses of this machine, or at all its addresses if none is given.
 
-    Port 0 means any port that is free at each address. Returns a non-blocking socket for each address, in their order.
-    Raises `PortTakenError` if another process listens there, and OSError if the system refuses.
+    Port 0 means any port that is free at each address. Raises `PortTakenError` if another process listens there.
     """
     for _ in range(_ATTEMPTS - 1 if port == 0 and len(hosts) > 1 else 0):
         try:

@@ -127,11 +127,7 @@ def begin(agent: Agent) -> Decision:
 
 
 def decide(agent: Agent, event: Event, now: float, jitter: float = 0.0) -> Decision:
-    """Return the agent after an event, and the commands to perform, in order.
-
-    `jitter` is a random number in [0, 1), for the pause before a restart. Raises `IllegalTransitionError` if the event
-    can't happen in this state.
-    """
+    """Return the agent after an event, and the commands to perform; `jitter` in [0, 1) is for a pause."""
     if agent.state == ENDED or not _is_current(agent, event):
         return agent, ()
     transition = TRANSITIONS.get((agent.state, type(event)))

@@ -287,8 +287,8 @@ class JobStillness:
 def count_wait(group_rank: int, *, over_for: float, unasked_for: float) -> float:
     """Return the seconds until a node of a large job asks all nodes itself; 0 or less if it is its turn.
 
-    If each of 1,000 nodes asked all nodes, there would be a million answers. The node with rank 0 asks at once, unless
-    its workers have ended. Then it never asks, and the next node gets its turn a moment later.
+    If each of 1,000 nodes asked all nodes, there would be a million answers. Rank 0 asks at once, or never if its
+    workers have ended; then the next node gets its turn a moment later.
     """
     turn = group_rank * _TURN
     return 0.0 if group_rank == 0 else max(turn - over_for, _UNASKED + turn - unasked_for)

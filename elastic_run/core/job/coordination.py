@@ -252,12 +252,7 @@ def describe_wait(job: Job, now: float) -> WaitStatus:
 
 
 def list_left_out(job: Job, now: float) -> list[dict[str, Any]]:
-    """Return what the user needs to know of each node that the job goes on without, the latest last.
-
-    The documents have `host`, `kind` (`excluded` or `unhealthy`), `reason` (a clause), `seconds` since then, and
-    `expires` (seconds until the machine may join again). The last two are None where they are not known; an exclusion
-    without `expires` lasts as long as the job.
-    """
+    """Return the nodes that the job goes on without, as docs/see-into-a-running-job.md has `left_out`."""
     window = None if job.config is None else job.config.exclude_after
     period = None if window is None else window.seconds
     found: list[dict[str, Any]] = []

@@ -57,11 +57,7 @@ def _take(taken: dict[int, str], wishes: Iterable[tuple[Node, int | None]], size
 
 
 def assign_worker_ranks(sizes: Sequence[tuple[str, int]]) -> tuple[WorkerRanks, ...]:
-    """Return the ranks of each node's first worker.
-
-    Args:
-        sizes: The role and the number of workers of each node, in the order of the group ranks.
-    """
+    """Return the ranks of each node's first worker, from each node's role and number of workers by group rank."""
     totals: Counter[str] = Counter()
     for role, size in sizes:
         totals[role] += size

@@ -373,11 +373,7 @@ def list_present(job: Job) -> tuple[str, ...]:
 
 
 def describe_lost(job: Job) -> tuple[str, ...]:
-    """Return clauses for the nodes that the job has lost since the last round was formed, the latest first.
-
-    These are the members of that round, but for those that may yet come, and nodes that were unhealthy before they
-    joined.
-    """
+    """Return clauses for members of the last round that are lost, or unhealthy nodes since, the latest first."""
     lost = []
     for gone in reversed(list(job.gone.values())):
         rank = None if gone.was is None else gone.was.rank

@@ -225,10 +225,7 @@ class Coordinator:
             self._feed(StepDown(hello.successor))
 
     def _admit(self, node: str, host: str, link: Link, term: int) -> None:
-        """Take the connection of a node, in place of one that it had before.
-
-        The node was told the term, and promises to follow it with its first state.
-        """
+        """Take the connection of a node, which was told the term, in place of one that it had before."""
         former = self._connected.get(node)
         if former is not None:
             former.link.close()  # the node has come again before this side knew that the connection had broken

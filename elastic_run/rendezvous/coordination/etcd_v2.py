@@ -88,10 +88,7 @@ class EtcdV2Lease(EtcdLease):
                 self._call(self._etcd.delete, name, **options)
 
     def _call(self, method: Callable[..., Any], name: str, *values: str | None, **options: object) -> Any:
-        """Make one call of python-etcd's client about a key of the job; `..` is what holds the jobs.
-
-        `etcd.EtcdException` says that etcd refuses the operation for what the key is or isn't.
-        """
+        """Make one call of python-etcd's client about a key of the job; `..` is what holds the jobs."""
         key = self._root.rpartition("/")[0] if name == ".." else f"{self._root}/{name}".rstrip("/")
         return method(key, *values, **options)
 

@@ -81,10 +81,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an agent says of itself to others (see `Hello`), and asks of them.
-
-    The other side has the lease to acknowledge a document, and is dark without a sign of its machine for so long.
-    """
+    """What an agent says of itself to others (see `Hello`), and the lease in which they have to answer."""
 
     job: str
     node: str
