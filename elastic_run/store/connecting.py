@@ -54,7 +54,7 @@ def connect_once(host: str, port: int, timeout: float, *, dark_after: float) -> 
             notice_darkness(connecting, dark_after)
         except OSError as error:
             connecting.close()
-            failed.append((format_endpoint(*_host_and_port(address)), _describe(error)))
+            failed.append((format_endpoint(str(address[0]), port), _describe(error)))
             if tried == len(addresses):
                 raise StoreConnectionError(_describe_all(failed), reason_of(error)) from error
         else:
@@ -133,10 +133,6 @@ def _describe_all(failed: list[tuple[str, str]]) -> str:
     for address, cause in reversed(failed):
         causes.setdefault(cause, []).append(address)
     return ", and ".join(f"{cause} {' or '.join(reversed(where))}" for cause, where in causes.items())
-
-
-def _host_and_port(address: tuple[object, ...]) -> tuple[str, int]:
-    return str(address[0]), int(str(address[1]))
 
 
 def _look_up(host: str, port: int, flags: int) -> list[Address]:
