@@ -167,6 +167,24 @@ def test_a_node_that_has_left_counts_for_the_next_round() -> None:
     assert describe_majority(job.state) == ""
 
 
+def test_a_node_that_leaves_counts_for_one_coordinator() -> None:
+    """Node b says to a that it goes, loses the connection, and comes to c: with its seat both would form a round."""
+    job = SmallJob(MAJORITY, min_nodes=1, max_nodes=3, has_successors=True)
+    job.decide(MayFound())
+    job.add("a", "b", "c")
+    job.feed("b", Leaving("signal"))
+    assert may_form(job.state, {"a"})
+    promise = Promise(2, "c")
+    states = []
+    for name in "bc":
+        member, _ = membership.decide(job.members[name], membership.Connected(promise), job.now)
+        member, _ = membership.decide(member, OrderRead(Order(promise, "gather")), job.now)
+        states.append(make_state(member, job.now, is_first=True))
+    other = coordinating.decide(Job(promise, MAJORITY, job.now), map(Said, states), now=job.now)
+    assert not may_form(other, {"c"})
+    assert [seat.is_lost for seat in other.seats] == [False, True, False]
+
+
 def test_a_node_that_leaves_a_round_of_another_coordinator_is_lost() -> None:
     """The next coordinator hears of the node for the first time when it goes: its seat is not awaited."""
     first = SmallJob(LEASE)

@@ -113,27 +113,28 @@ def _take_in(job: Job, events: Sequence[Event], now: float) -> Job:
             elif memory is not None and (job.memory is None or _edition(memory) > _edition(job.memory)):
                 job = take_memory(job, memory, now)
             away.pop(state.node, None)
-            here[state.node] = state
+            here.pop(state.node, None)
+            # A node that leaves accepts nothing any more: it has ended in the hands of the coordinator that it follows.
+            (ended if state.leaving else here)[state.node] = state
             happened.append(state)
         elif isinstance(event, Closed) and (event.node in here or event.node in away):
             last = here.pop(event.node, None)
-            is_told = last is not None and bool(last.leaving)
-            if last is not None and (event.how == ENDED or is_told):
+            if last is not None and event.how == ENDED:
                 ended[event.node] = last
             away.pop(event.node, None)
-            if event.how == BROKEN and not is_told:
+            if event.how == BROKEN:
                 away[event.node] = now
-            happened += [] if is_told else [event]
-    # A node that leaves promises this term first: then it has ended in this coordinator's hands.
-    leaving = {name: state for name, state in here.items() if state.leaving and state.promise == job.promise}
-    ended.update(leaving)
+            happened.append(event)
     lease = math.inf if job.config is None else job.config.lease
     overdue = [name for name, since in away.items() if now >= since + lease]
     happened += [Closed(name, SILENT, f"silent for {lease:.1f} s") for name in overdue]
     job = replace(
         job,
-        here=MappingProxyType({name: state for name, state in here.items() if name not in leaving}),
-        ended=MappingProxyType(ended),
+        here=MappingProxyType(here),
+        # That coordinator alone counts its seat.
+        ended=MappingProxyType(
+            {key: one for key, one in ended.items() if not one.leaving or one.promise == job.promise}
+        ),
         away=MappingProxyType({name: since for name, since in away.items() if name not in overdue}),
     )
     proposed = job.proposed

@@ -14,7 +14,8 @@ are for several endpoints, where any of the hosts may coordinate.
   coordinators can't both have more than half. With half of them, both sides of a split in two go on.
 - The seat of a node counts if the node is in the new round, or if it has ended in this coordinator's hands: its
   connection ended by its guardian, or it said that it goes. It has told all that it had accepted when it connected, and
-  obeyed no other coordinator since then.
+  obeyed no other coordinator since then. A node that goes promises nothing to a second coordinator: it would count for
+  both.
 - The seat of the coordinator of a round may be left out if a node that is here has seen its connection end and its port
   refuse: it is dead. Thus a job of two nodes survives the end of its host. Two parts still can't go on: of n other
   seats, one part needs more than half without it, and so does the other, or half of them with it. Only this one seat of

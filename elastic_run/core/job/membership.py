@@ -150,7 +150,8 @@ def decide(member: Member, event: Event, now: float) -> Decision:  # noqa: PLR09
     if member.is_over:
         return member, ()
     if isinstance(event, Connected):
-        return replace(member, promise=max(member.promise, event.promise, key=lambda one: one.rank)), ()
+        is_higher = event.promise.rank > member.promise.rank
+        return (_promise(member, event.promise) if is_higher else member), ()
     if isinstance(event, OrderRead):
         return _obey(member, event.order, now)
     if isinstance(event, Leaving):
@@ -168,7 +169,7 @@ def decide(member: Member, event: Event, now: float) -> Decision:  # noqa: PLR09
 def _obey(member: Member, order: Order, now: float) -> Decision:  # noqa: PLR0911 - one for each phase of an order
     if order.promise.rank < member.promise.rank:
         return member, ()
-    member = replace(member, promise=order.promise)
+    member = _promise(member, order.promise)
     if order.memory is not None:
         member = replace(member, memory=order.memory, memory_at=now)
     if order.phase == documents.REFUSE:
@@ -187,6 +188,17 @@ def _obey(member: Member, order: Order, now: float) -> Decision:  # noqa: PLR091
     if order.phase in (documents.START, documents.WARN, documents.HALT) and order.round is not None:
         return _follow_round(member, order.round, order)
     return _halt(member, order.reason or documents.REPLACED, order.detail)
+
+
+def _promise(member: Member, promise: Promise) -> Member:
+    """Return the node that follows a coordinator; one that leaves goes on to follow the same one only.
+
+    That one may have heard that the node leaves, and count its seat. Two coordinators that both count it would go on
+    beside each other.
+    """
+    last = member.promise.coordinator
+    is_kept = bool(member.leaving) and last not in ("", promise.coordinator)
+    return member if is_kept else replace(member, promise=promise)
 
 
 def _accept(member: Member, order: Order) -> Member:

@@ -317,7 +317,7 @@ class Coordinator:
         events, self._events = self._events, []
         jitter = int.from_bytes(os.urandom(2), "big") / 65536
         state = self._state = rules.decide(before, events, now=began, jitter=jitter)
-        self._is_ready = self._is_ready or self._node in state.here or self._node in state.ended  # or it leaves
+        self._is_ready = self._is_ready or self._node in state.here or self._node in state.gone  # or it leaves
         if state.round != before.round:
             # Each member has accepted the round, so nothing of the last one lives anywhere.
             self._clear_workers()
@@ -345,7 +345,7 @@ class Coordinator:
             if one is None:
                 continue
             is_refused = any(refusal.node == node for refusal in state.refusals)
-            if node in state.here or node in state.ended or is_refused or state.is_over or state.end is not None:
+            if node in state.here or node in state.gone or is_refused or state.is_over or state.end is not None:
                 order = make_order(state, node)
                 if order != one.sent:
                     one.sent = order

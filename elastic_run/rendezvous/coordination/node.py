@@ -157,7 +157,10 @@ class Node:
         link.on_delivered = self._check_said
         self._said = None
         self.feed(membership.Connected(promise))
-        self._is_ordered = self.member is not None and self.member.promise == promise
+        # A node that leaves may have promised to follow another coordinator, and keeps that promise.
+        self._is_ordered = self.member is not None and (
+            self.member.promise == promise or bool(self.member.leaving)
+        )
         if rest and not link.is_closed:
             link.feed(rest)
 
