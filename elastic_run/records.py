@@ -55,11 +55,12 @@ class _Field:
 class _Shape:
     """What a class's shared methods need to know of it."""
 
-    __slots__ = ("compared", "fields", "is_frozen", "is_slotted", "names")
+    __slots__ = ("compared", "fields", "given", "is_frozen", "is_slotted", "names")
 
     def __init__(self, fields: tuple[_Field, ...], *, is_frozen: bool, is_slotted: bool) -> None:
         self.fields = fields
         self.names = tuple([one.name for one in fields])
+        self.given = [one.name for one in fields if one.init]
         self.is_frozen = is_frozen
         self.is_slotted = is_slotted
         self.compared: Callable[[object], Any] = self._make_getter
@@ -110,8 +111,10 @@ def _fields(record: Any) -> tuple[_Field, ...]:
 
 
 def _replace(record: Any, /, **changes: Any) -> Any:
-    given = {one.name: getattr(record, one.name) for one in _fields(record) if one.init}
-    return type(record)(**{**given, **changes})
+    # A coordinator of many nodes spends most of its time here.
+    given = {name: getattr(record, name) for name in record.__record_shape__.given}
+    given.update(changes)
+    return type(record)(**given)
 
 
 def _dataclass(cls: Any = None, /, *, frozen: bool = False, slots: bool = False) -> Any:
