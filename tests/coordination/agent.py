@@ -259,7 +259,7 @@ class Agent:
         self.coordination = after
         self.started_by = after.started_by
         if before.phase in ACTIVE and after.phase != before.phase and after.round == before.round:
-            check_ends(world, before, after)
+            check_ends(world.agents, before, after)
         if after.proposed is not None and (before.proposed is None or before.proposed.round != after.proposed.round):
             world.at_turn(self)
         if after.round is not None and after.round in after.started_by and after.round not in before.started_by:

@@ -7,14 +7,6 @@ of a coordinator.
   it has read there what the node has promised; then it takes a higher term, or steps down.
 - A node accepts nothing while its workers run. A coordinator starts a proposal only if the newest state of each member
   says that it has accepted the proposal, and that nothing runs there.
-
-Three rules of a coordinator are not here either, since random histories need them in fewer than one of 5,000 jobs:
-
-- A coordinator counts a round as started as soon as it has sent the order to start, even if no node received it.
-- Each proposal that may have started needs its own majority, not the newest proposal alone.
-- All nodes that are here promise to follow the coordinator before it proposes a round.
-
-`tests/unit/test_coordination.py` has a history for each, in which two rounds run if the rule is missing.
 """
 
 from __future__ import annotations
@@ -39,6 +31,7 @@ class Mutant(NamedTuple):
         before: A text in its source.
         after: What stands there in the broken rule.
         choice: How the coordinator is chosen in the jobs that need the rule most, or None for all.
+        needs_walk: Whether only jobs without a clock need it often enough.
     """
 
     module: ModuleType
@@ -46,6 +39,7 @@ class Mutant(NamedTuple):
     before: str
     after: str
     choice: str | None = None
+    needs_walk: bool = False
 
 
 MUTANTS = {
@@ -99,6 +93,28 @@ MUTANTS = {
         "is_gone = True",
     ),
     "a node keeps no older proposal": Mutant(membership, "_accept", "[*kept, proposal]", "[proposal]"),
+    "a start that nobody has received is none": Mutant(
+        founding, "_list_started", "yield from job.started_by", "yield from ()", MAJORITY, needs_walk=True
+    ),
+    "the newest proposal alone needs its majority": Mutant(
+        founding,
+        "list_needed",
+        "*find_possible(job, base))",
+        "*find_possible(job, base)[-1:])",
+        MAJORITY,
+        needs_walk=True,
+    ),
+    "a round is proposed before all have promised": Mutant(
+        round_forming,
+        "_may_propose",
+        "if any(state.promise != job.promise for state in job.here.values()):",
+        "if False:",
+        MAJORITY,
+        needs_walk=True,
+    ),
+    "two coordinators count a node that leaves": Mutant(
+        membership, "_promise", "is_kept = bool(member.leaving)", "is_kept = False", MAJORITY, needs_walk=True
+    ),
     "nodes that ended before a round was known live on": Mutant(
         coordination, "_change_nodes", "[*job.ended.values(), *closed,", "[*job.ended.values(),"
     ),

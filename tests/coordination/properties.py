@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from elastic_run.core.job import membership
 from elastic_run.core.job.documents import IDLE
-from elastic_run.core.job.founding import LEASE, MAJORITY, ONLY_ONE, list_dead
+from elastic_run.core.job.founding import LEASE, MAJORITY, ONLY_ONE
 from elastic_run.core.job.state import HALTING, RUNNING, WARNED
 from tests.coordination.lease_store import TIME_TO_LIVE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from elastic_run.core.job.documents import NodeState, Round
     from elastic_run.core.job.state import Job, Proposed
     from tests.coordination.agent import Agent
+    from tests.coordination.walk import Agent as Walker
+    from tests.coordination.walk import Walk
     from tests.coordination.world import World
 
 
@@ -25,10 +29,20 @@ class BrokenPropertyError(AssertionError):
 
 
 class Started(NamedTuple):
-    """A round that a coordinator has started, and when."""
+    """A round that a coordinator has started, and when.
+
+    Args:
+        round: The round.
+        members: Its members.
+        ended: The nodes that had ended in its coordinator's hands.
+        dead: All agents that were dead when it started.
+        at: When it started.
+    """
 
     round: Round
-    members: tuple[str, ...]
+    members: frozenset[str]
+    ended: frozenset[str]
+    dead: frozenset[str]
     at: float
 
 
@@ -37,8 +51,7 @@ def check_started(world: World, agent: Agent, coordination: Job, proposed: Propo
     """Check what must hold when the first `start` of a round is sent."""
     started = coordination.round
     assert started is not None
-    members = tuple(sorted(proposed.proposals))
-    world.say("START", agent.name, started.round_id, members)
+    world.say("START", agent.name, started.round_id, sorted(proposed.proposals))
     last = next((one for one in reversed(world.started) if one.round.root == started.root), None)
     parents = {one.parent for one in proposed.proposals.values()}
     if parents == {None} and any(one.round.coordinator == agent.name for one in world.started):
@@ -46,8 +59,6 @@ def check_started(world: World, agent: Agent, coordination: Job, proposed: Propo
         raise BrokenPropertyError(message)
     if parents == {None} and world.choice != ONLY_ONE:
         _check_founding(world, agent, started)
-    if world.choice == MAJORITY and last is not None:
-        _check_follows(coordination, started, members, last)
     if last is not None and parents == {last.round} and started.restart_count < last.round.restart_count:
         message = f"budget: {started.round_id} has {started.restart_count} restarts, {last.round} more"
         raise BrokenPropertyError(message)
@@ -56,7 +67,45 @@ def check_started(world: World, agent: Agent, coordination: Job, proposed: Propo
         raise BrokenPropertyError(message)
     if world.choice == LEASE:
         _check_lease(world, agent, started)
-    world.started.append(Started(started, members, world.now))
+    note_started(world.started, world.agents, coordination, proposed, world.now)
+
+
+def note_started(
+    rounds: list[Started],
+    agents: Mapping[str, Agent] | Mapping[str, Walker],
+    coordination: Job,
+    proposed: Proposed,
+    at: float = 0.0,
+) -> None:
+    """Note a round that has started, and check that no two rounds of a job go on beside each other.
+
+    In the order of rounds, each has more than half of the seats of the one before among its members and the nodes that
+    had ended in its coordinator's hands; the seat of a dead coordinator need not be counted. A round may start after a
+    newer one: where its coordinator was stopped, or what its members said was late. They don't obey it any more then,
+    and the newer one has more than half of them.
+    """
+    one = proposed.round
+    dead = frozenset(name for name, agent in agents.items() if not agent.is_alive)
+    new = Started(one, frozenset(proposed.proposals), frozenset(coordination.ended), dead, at)
+    others = [other for other in rounds if other.round.root == one.root and coordination.choice == MAJORITY]
+    before = max((other for other in others if other.round.order <= one.order), key=_get_order, default=None)
+    after = min((other for other in others if other.round.order > one.order), key=_get_order, default=None)
+    for older, newer in ((before, new), (new, after)):
+        if older is not None and newer is not None and not _follows(older, newer):
+            names = [(each.round.round_id, sorted(each.members)) for each in (newer, older)]
+            message = f"fork: {names[0]} does not follow {names[1]}"
+            raise BrokenPropertyError(message)
+    rounds.append(new)
+
+
+def _follows(older: Started, newer: Started) -> bool:
+    counted = newer.members | newer.ended
+    without_dead = older.members - (newer.dead & {older.round.coordinator})
+    return any(2 * len(seats & counted) > len(seats) for seats in (older.members, without_dead))
+
+
+def _get_order(one: Started) -> tuple[int, int]:
+    return one.round.order
 
 
 def _check_founding(world: World, agent: Agent, started: Round) -> None:
@@ -78,25 +127,14 @@ def _check_founding(world: World, agent: Agent, started: Round) -> None:
             raise BrokenPropertyError(message)
 
 
-def _check_follows(coordination: Job, started: Round, members: tuple[str, ...], last: Started) -> None:
-    """More than half of the seats of the round before are in this one, or have ended in its coordinator's hands.
-
-    A coordinator that was stopped may send the `start` of an older round late, which its members have accepted before
-    they went to another one: they don't obey it any more. Then more than half of its seats are in the newer round.
-    """
-    if started.order < last.round.order and 2 * len(set(members) & set(last.members)) > len(members):
-        return
-    coordinator = last.round.coordinator
-    seats = set(last.members) - ({coordinator} & list_dead(coordination))
-    if 2 * len(seats & {*members, *coordination.ended}) <= len(seats):
-        message = f"fork: {coordination.promise} {members} does not follow {last.round.round_id} {last.members}"
-        raise BrokenPropertyError(message)
-
-
-def check_ends(world: World, before: Job, after: Job) -> None:
+def check_ends(agents: Mapping[str, Agent] | Mapping[str, Walker], before: Job, after: Job) -> None:
     """Check that a round has ended on the members of which its coordinator thinks so, when it halts or settles it."""
-    for name in [one.node for one in before.members if one.node in after.nodes and one.node in after.here]:
-        node = world.agents[name]
+    for member in before.members:
+        name = member.node
+        is_lost = member.rank is not None and after.seats[member.rank].is_lost  # it was silent before it came again
+        if name not in after.nodes or name not in after.here or is_lost:
+            continue
+        node = agents[name]
         is_behind = after.phase not in ACTIVE or after.nodes[name].outcome
         started = node.member.started
         has_ended = started is not None and before.round is not None and started.order >= before.round.order
@@ -137,7 +175,7 @@ def _check_lease(world: World, agent: Agent, started: Round) -> None:
 
 
 # --- a node starts its workers ---------------------------------------------------------------------------------------
-def check_formed(world: World, agent: Agent, started: Round, assignment: object) -> None:
+def check_formed(world: World | Walk, agent: Agent | Walker, started: Round, assignment: object) -> None:
     """Check what must hold when a node starts the workers of a round."""
     if agent.runs is not None:
         message = f"two rounds: {agent.name} starts {started.round_id} beside {agent.runs.round_id}"

@@ -25,27 +25,10 @@ class Schedule:
         self.world = world
         self.end = end
         pick = world.random
-        any_kind: tuple[Callable[..., None], ...] = (self.kill, self.isolate, self.isolate, self.freeze, self.reset)
-        any_kind += (self.move, self.split, self.deafen)
-        self.turn_kinds: tuple[Callable[..., None], ...]
-        #: The mean of seconds between two faults at any time; how often one comes when a round is proposed or started,
-        #: and which. In some jobs most faults come at any time, in some at these moments, in some rivals meet, and in
-        #: some nodes go from one rival to the other as soon as one of them proposes, or a start is lost for all.
-        self.pause, self.danger, has_rivals, self.turn_kinds = pick.choice(
-            (
-                (3.0, 0.0, False, any_kind),
-                (10.0, 0.3, False, any_kind),
-                (40.0, 0.7, False, any_kind),
-                (40.0, 0.3, True, any_kind),
-                (1000.0, 0.0, True, any_kind),
-                (1000.0, 0.9, True, (self.move,)),
-                (1000.0, 0.8, False, (self.lose_start,)),
-            )
-        )
+        #: The mean of seconds between two faults at any time; how often one comes when a round is proposed or started.
+        self.pause, self.danger = pick.choice(((3.0, 0.0), (10.0, 0.3), (40.0, 0.7)))
         world.at_turn = self._disturb_turn
         world.after(pick.expovariate(1 / self.pause), self._act, self._disturb)
-        if has_rivals:
-            world.after(pick.uniform(5.0, 15.0), self._act, self.bring_rivals)
 
     def _disturb(self) -> None:
         self._choose()()
@@ -62,7 +45,6 @@ class Schedule:
             self.cut_one,
             self.freeze,
             self.reset,
-            self.move,
         )
         return pick.choice((*kinds, self.heal, self.heal, self.lose_store))
 
@@ -71,10 +53,11 @@ class Schedule:
         world, pick = self.world, self.world.random
         if world.now >= self.end or pick.random() >= self.danger:
             return
+        kinds = (self.kill, self.isolate, self.isolate, self.freeze, self.reset, self.split, self.deafen)
         # Orders and answers are on their way for this long.
         delay = pick.choice((0.0, 0.001, 0.02, 0.1, 0.3, 1.0)) * pick.random()
-        world.after(delay, self._act, pick.choice(self.turn_kinds), agent)
-        if pick.random() < 0.6 and self.lose_start not in self.turn_kinds:
+        world.after(delay, self._act, pick.choice(kinds), agent)
+        if pick.random() < 0.6:
             world.after(delay + pick.choice((0.5, 3.0, 8.0, 20.0)), self._act, self.heal)
         if pick.random() < 0.3:
             world.after(delay + pick.choice((0.1, 2.0, 9.0)), self._act, self.boot)
@@ -151,27 +134,6 @@ class Schedule:
                     world.add_cut(*((other, agent.host) if is_deaf else (agent.host, other)))
             world.say("deaf" if is_deaf else "mute", agent.name)
 
-    def lose_start(self, agent: Agent | None = None) -> None:
-        """Let nobody receive the start of a coordinator that is no member; after a while it meets some of them alone.
-
-        A coordinator is no member if another agent coordinated the round before, and came back to it as a node.
-        """
-        world, pick = self.world, self.world.random
-        coordination = None if agent is None else agent.coordination
-        if agent is None or coordination is None or coordination.proposed is not None or coordination.round is None:
-            return
-        if coordination.round.coordinator_rank >= 0:
-            world.freeze(agent, pick.uniform(7.0, 12.0))
-            return
-        pairs = {(one, other) for one in range(world.hosts) for other in range(world.hosts) if one != other}
-        for one, other in sorted(pairs):
-            world.add_cut(one, other)
-        side = {host for host in range(world.hosts) if host == agent.host or pick.random() < 0.4}
-        calm = pick.uniform(25.0, 80.0)
-        world.after(calm, self._act, world.heal, {(one, other) for one, other in pairs if {one, other} <= side})
-        world.after(calm + pick.uniform(5.0, 40.0), self._act, world.heal)
-        world.say("lost start", agent.name, side)
-
     def heal(self) -> None:
         """Mend the network, sometimes a part of it."""
         world, pick = self.world, self.world.random
@@ -197,33 +159,6 @@ class Schedule:
             world.say("reset", link.node.name)
             world.close_at_host(link, BROKEN)
             world.close_at_node(link, BROKEN)
-
-    def move(self, agent: Agent | None = None) -> None:
-        """Let a node leave its coordinator for another endpoint; the coordinator reads of it later, if at all."""
-        world, pick = self.world, self.world.random
-        links = [one for one in world.links if agent in (None, one.host) and one.node is not one.host]
-        if links and world.endpoints > 1:
-            link, to = pick.choice(links), pick.choice(world.addresses)
-            world.say("move", link.node.name, to)
-            link.is_unheard_until = world.now + pick.choice((0.0, 2.0, 6.0))
-            world.close_at_node(link, BROKEN, to)
-
-    def bring_rivals(self) -> None:
-        """Stop all workers, cut the endpoints from each other, so that each may coordinate, and let nodes move."""
-        world, pick = self.world, self.world.random
-        world.say("rivals")
-        for one in range(world.endpoints):
-            for other in range(world.endpoints):
-                if one != other:
-                    world.add_cut(one, other)
-        for agent in list(world.living.values()):
-            if agent.runs is not None:
-                agent.fail(agent.runs)
-        for _ in range(pick.randrange(40)):
-            world.after(pick.uniform(5.0, 30.0), self._act, self.move)
-        calm = pick.uniform(15.0, 40.0)
-        world.after(calm, self._act, self.heal)
-        world.after(calm + pick.uniform(1.0, 30.0), self._act, self.bring_rivals)
 
     def lose_store(self) -> None:
         """Put the store of the lease out of reach of some hosts, or of all; or back."""

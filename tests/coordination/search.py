@@ -1,4 +1,7 @@
-"""Search simulated jobs for a fork, a lost budget or a job that never forms: `python -m tests.coordination.search`."""
+"""Search simulated jobs for a fork, a lost budget or a job that never forms: `python -m tests.coordination.search`.
+
+With `--walks` the jobs have no clock, and are searched for forks alone; see `walk`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections import Counter
 from tests.coordination.mutants import MUTANTS, break_rule
 from tests.coordination.properties import BrokenPropertyError, can_form, is_settled
 from tests.coordination.schedule import Schedule
+from tests.coordination.walk import Walk, run_walk
 from tests.coordination.world import World, phase_of
 
 #: Simulated seconds in which a job that can form has to form after the last fault.
@@ -56,6 +60,7 @@ def main() -> None:
     parser.add_argument("count", type=int)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--choice", choices=("majority", "lease", "only_one"))
+    parser.add_argument("--walks", action="store_true", help="search jobs without a clock")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="break a rule, to see that the search finds it")
     parser.add_argument("--first-only", action="store_true", help="stop at the first job that breaks a property")
     parser.add_argument("--show", action="store_true", help="print what happened in the jobs that break a property")
@@ -63,13 +68,15 @@ def main() -> None:
     if options.mutant:
         break_rule(options.mutant)
         options.choice = options.choice or MUTANTS[options.mutant].choice
+        options.walks = options.walks or MUTANTS[options.mutant].needs_walk
     tally: Counter[str] = Counter()
     rounds = 0
     for seed in range(options.first, options.first + options.count):
         log: list[tuple[object, ...]] = []
         try:
-            outcome, world = run_job(seed, options.choice, log=log)
-            rounds += len(world.started)
+            job: World | Walk
+            outcome, job = run_walk(seed, log=log) if options.walks else run_job(seed, options.choice, log=log)
+            rounds += len(job.started)
         except (BrokenPropertyError, LookupError) as error:
             outcome = str(error).partition(":")[0]
             for line in log if options.show else ():
@@ -79,7 +86,7 @@ def main() -> None:
                 break
         tally[outcome] += 1
     print(dict(tally), f"{rounds} rounds")  # noqa: T201
-    sys.exit(any(name not in ("formed", "ended", "unjudged") for name in tally))
+    sys.exit(any(name not in ("formed", "ended", "unjudged", "walked") for name in tally))
 
 
 if __name__ == "__main__":

@@ -53,8 +53,6 @@ class Link:
         #: Since when a side waits for the answer of the other side's loop.
         self.unanswered: dict[str, float] = {}
         self.cut_since: float | None = None
-        #: Until when the coordinator does not hear that the node has closed it.
-        self.is_unheard_until = 0.0
 
 
 class World:
@@ -344,7 +342,7 @@ class World:
             # A living coordinator that closes in order looks like a guardian: its port has to refuse as well.
             has_ended = host.had_power and (not host.is_alive or self.random.random() < 0.3)
             self.close_at_node(link, ENDED if has_ended else BROKEN)
-        if not link.is_open_at_node and self.now >= link.is_unheard_until:
+        if not link.is_open_at_node:
             # What a living agent has closed was reset, and no guardian holds it.
             is_proof = not node.is_alive and node.had_power and node.link is link
             self.close_at_host(link, ENDED if is_proof else BROKEN)

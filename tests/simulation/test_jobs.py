@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.coordination.search import run_job
+from tests.coordination.walk import run_walk
 
 
 @pytest.mark.parametrize("choice", ["majority", "lease", "only_one"])
@@ -12,3 +13,9 @@ def test_no_job_forks_or_stands_still(choice: str) -> None:
     """In 40 jobs among faults no round forks, no budget is lost, and each job that can form forms."""
     for seed in range(40):
         run_job(seed, choice)
+
+
+def test_no_job_without_a_clock_forks() -> None:
+    """In 200 jobs whose messages come in any order no two rounds go on beside each other."""
+    for seed in range(200):
+        run_walk(seed)
