@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from elastic_run.core.job.documents import NodeState, Round
     from elastic_run.core.job.state import Job, Proposed
     from tests.coordination.agent import Agent
-    from tests.coordination.walk import Agent as Walker
-    from tests.coordination.walk import Walk
     from tests.coordination.world import World
 
 
@@ -72,7 +70,7 @@ def check_started(world: World, agent: Agent, coordination: Job, proposed: Propo
 
 def note_started(
     rounds: list[Started],
-    agents: Mapping[str, Agent] | Mapping[str, Walker],
+    agents: Mapping[str, Agent],
     coordination: Job,
     proposed: Proposed,
     at: float = 0.0,
@@ -127,7 +125,7 @@ def _check_founding(world: World, agent: Agent, started: Round) -> None:
             raise BrokenPropertyError(message)
 
 
-def check_ends(agents: Mapping[str, Agent] | Mapping[str, Walker], before: Job, after: Job) -> None:
+def check_ends(agents: Mapping[str, Agent], before: Job, after: Job) -> None:
     """Check that a round has ended on the members of which its coordinator thinks so, when it halts or settles it."""
     for member in before.members:
         name = member.node
@@ -175,7 +173,7 @@ def _check_lease(world: World, agent: Agent, started: Round) -> None:
 
 
 # --- a node starts its workers ---------------------------------------------------------------------------------------
-def check_formed(world: World | Walk, agent: Agent | Walker, started: Round, assignment: object) -> None:
+def check_formed(world: World, agent: Agent, started: Round, assignment: object) -> None:
     """Check what must hold when a node starts the workers of a round."""
     if agent.runs is not None:
         message = f"two rounds: {agent.name} starts {started.round_id} beside {agent.runs.round_id}"

@@ -158,9 +158,7 @@ class Node:
         self._said = None
         self.feed(membership.Connected(promise))
         # A node that leaves may have promised to follow another coordinator, and keeps that promise.
-        self._is_ordered = self.member is not None and (
-            self.member.promise == promise or bool(self.member.leaving)
-        )
+        self._is_ordered = self.member is not None and (self.member.promise == promise or bool(self.member.leaving))
         if rest and not link.is_closed:
             link.feed(rest)
 
