@@ -228,6 +228,8 @@ _TEXTS = {
     "only for ranks whose stderr has --tee. Two commas stand for a comma in a text.",
     "--no-capture": "Do not pass the workers' stderr through elastic-run. Then the report shows the exception of a "
     "failed worker only if --tee or --redirects keeps its stderr in a file, or if the script uses @record.",
+    "--no-fold": "Show lines of stderr that several workers of a node write as often as they are written, and not once "
+    "behind their ranks.",
     "--logs-specs": "Installed plug-in that decides the destination of the workers' output (entry-point group "
     "torchrun.logs_specs).",
     "--event-log-handler": "Destination of the job's events: null, console, dynamic_rendezvous, or an installed "
@@ -355,6 +357,7 @@ FLAGS: tuple[Flag, ...] = (
         Flag("--duplicate-stdout-filters", "TEXT,...", read.text_list, default=[]),
         Flag("--duplicate-stderr-filters", "TEXT,...", read.text_list, default=[]),
         Flag("--no-capture", is_ours=True),
+        Flag("--no-fold", is_ours=True),
         Flag("--logs-specs", "NAME", has_variable=False),
         Flag("--event-log-handler", "NAME", default="null"),
         Flag("--events-file", "FILE", default="", is_ours=True),

@@ -97,7 +97,11 @@ def make_config(
         forward_signals=args.forward_signals,
         job_config=JobConfig(**{name: getattr(args, name) for name in _JOB_FLAGS}),
         node_config=_make_node_config(request, environ, notice if is_told_later else ""),
-        agent_config=AgentConfig(capture=not args.no_capture, **{name: getattr(args, name) for name in _AGENT_FLAGS}),
+        agent_config=AgentConfig(
+            capture=not args.no_capture,
+            folds=not args.no_fold,
+            **{name: getattr(args, name) for name in _AGENT_FLAGS},
+        ),
     )
     command, command_args = _make_command(request, environ)
     return config, command, command_args

@@ -178,6 +178,7 @@ class AgentConfig:
 
     worker_store: str = "auto"  # Server of the workers' store: `auto`, `agent`, `rank0` or `torch`
     capture: bool = True  # Whether the workers' stderr passes through the agent, so that the report can show its end
+    folds: bool = True  # Whether lines of stderr that several workers write are shown once
     #: Modules, separated by commas, that a template process imports once for all workers; `auto` for the large modules
     #: that the script imports, "" for none
     preload: str = ""

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from elastic_run.loop import Loop
-    from elastic_run.multiprocessing.output.channel import FilteredCopy
-    from elastic_run.multiprocessing.output.sink import LogFile
+    from elastic_run.multiprocessing.output.sink import FilteredCopy, LogFile
 
 
 class Clockwork:

@@ -36,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("place")
 
 CONFIG = "--nproc-per-node 2 --max-restarts 3 --restart-window 5/1h --min-uptime 1m --no-restart-exit-codes 3,64-65"
 CONFIG += " --max-backoff 0 --forward-signals SIGUSR1 --worker-store torch --no-capture --role r --shutdown-timeout 7"
+CONFIG += " --no-fold"
 CONFIG += " --rdzv-conf timeout=5,a=b --master-port 29999 --log-line-prefix-template [${rank}] --local-addr h"
 CONFIG += " --tee 0:3 --redirects 1 --local-ranks-filter 0,1 --duplicate-stdout-filters a,b --virtual-local-rank"
 CONFIG += " --fence-after lease"
@@ -51,11 +52,8 @@ def test_a_command_line_becomes_a_configuration() -> None:
     assert (config.role, config.shutdown_timeout, config.local_addr, config.run_id) == ("r", 7, "h", "none")
     assert (config.log_line_prefix_template, config.virtual_local_rank) == ("[${rank}]", True)
     assert (config.duplicate_stdout_filters, config.duplicate_stderr_filters) == (["a", "b"], [])
-    assert (config.forward_signals, config.agent_config.worker_store, config.agent_config.capture) == (
-        "SIGUSR1",
-        "torch",
-        False,
-    )
+    assert (config.agent_config.capture, config.agent_config.folds) == (False, False)
+    assert (config.forward_signals, config.agent_config.worker_store) == ("SIGUSR1", "torch")
     assert config.node_config.fence_after == "lease"
     job = config.job_config
     assert (job.max_restarts, job.restart_window, job.min_uptime) == (3, Window(5, 3600.0), 60.0)

@@ -14,8 +14,7 @@ import pytest
 from elastic_run import contract
 from elastic_run.agent.driver.worker_readings import find_output
 from elastic_run.core.failure.traceback_text import parse_exception
-from elastic_run.multiprocessing.output.channel import FilteredCopy
-from elastic_run.multiprocessing.output.sink import CautiousSink, LogFile
+from elastic_run.multiprocessing.output.sink import CautiousSink, FilteredCopy, LogFile
 from elastic_run.multiprocessing.output.tail import Tail, read_tail
 from elastic_run.multiprocessing.wiring import open_log
 from tests.support.stream_bench import Bench

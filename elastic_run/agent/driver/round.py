@@ -106,7 +106,8 @@ class Round:
             filters = group.spec.duplicate_stdout_filters, group.spec.duplicate_stderr_filters
             self.output.open_filtered(launched.logs, *filters)
         workers = {worker.local_rank: worker for worker in group.workers}
-        self.output.attach(lambda rank: self._prefix(workers[rank]))
+        ranks = self.global_ranks if self._context.options.agent_config.folds else None
+        self.output.attach(lambda rank: self._prefix(workers[rank]), ranks=ranks)
         if launched.error is not None:
             raise launched.error
 

@@ -24,18 +24,21 @@ Rules
 from __future__ import annotations
 
 import os
+from itertools import groupby
 
 from elastic_run.multiprocessing.output.console import Source
+from elastic_run.multiprocessing.output.fold import SETTLE, Fold, put_label
 from elastic_run.multiprocessing.output.sink import Backlog
-from elastic_run.multiprocessing.wiring import MUTED
+from elastic_run.multiprocessing.wiring import MUTED, TEED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.output.console import Stream
-    from elastic_run.multiprocessing.output.sink import LogFile
+    from elastic_run.multiprocessing.output.fold import Block
+    from elastic_run.multiprocessing.output.sink import FilteredCopy, LogFile
     from elastic_run.multiprocessing.output.tail import Activity, Tail
     from elastic_run.multiprocessing.wiring import Line
 
@@ -70,6 +73,8 @@ class Channel(Source):
         self._tail = tail
         #: What the console can't take yet, if the file has it.
         self._backlog: Backlog | None = None
+        #: Stands before the console if equal lines of several ranks are shown once.
+        self.folded: FoldedOutput | None = None
         #: Whether it waits for a turn to read.
         self._is_waiting = False
         loop.add_reader(line.reading, self._on_readable)
@@ -82,12 +87,17 @@ class Channel(Source):
     @property
     def has_more(self) -> bool:
         """See `Source.has_more`."""
-        return bool(self.pieces or self._backlog) or self._is_waiting
+        return self.is_behind or self._is_waiting
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether bytes are kept back that the console could not take at once."""
+        return bool(self.pieces or self._backlog)
 
     @property
     def is_clear(self) -> bool:
-        """Whether nothing is kept back, also in the log file, and more may be written now."""
-        return not self.pieces and not self._backlog and self.stream.may_write(self)
+        """Whether nothing is kept back, and more may be written now."""
+        return not self.is_behind and self.stream.may_write(self)
 
     @property
     def is_ready(self) -> bool:
@@ -144,16 +154,19 @@ class Channel(Source):
             self._file.write(data)
         if self._tail is not None:
             self._tail.add(data)
-        self.add(data)
+        if self.folded is None:
+            self.add(data)
+        else:
+            self.folded.take(self, data)
         return len(data)
 
-    def add(self, data: bytes) -> None:
-        """Show bytes now, or when the console has come so far."""
+    def add(self, data: bytes, *, is_new: bool = True) -> None:
+        """Show bytes now, or when the console has come so far; `is_new`: they are the last bytes of the log file."""
         if self._backlog is None or self.is_clear:
             self.cut(data)
             self.stream.offer(self)
         else:
-            self._backlog.add(data)
+            self._backlog.add(data, is_new=is_new)
             self.stream.wait(self)
 
     def end(self) -> None:
@@ -165,6 +178,8 @@ class Channel(Source):
         if self._file is not None:
             self._file.close()
         self._is_waiting = False
+        if self.folded is not None:
+            self.folded.end_channel(self)
         if not self._backlog:
             self.end_line()
         super().end()
@@ -316,25 +331,71 @@ class Teed(Channel):
             self.stream.write(self, text[:end], starts_line=is_new)
 
 
-class FilteredCopy:
-    """A file of --duplicate-stdout-filters or --duplicate-stderr-filters: lines of all tee'd ranks that hold a text.
+class FoldedOutput(Source):
+    """Acts for a `Fold`: stands between the channels of a round's stderr and the console; `channels` are by rank.
 
-    Each line stands after its rank's prefix. Of a line longer than the limit of tee'd lines each part counts as a line.
+    Lines that can't be shown at once, since the console is behind or another worker is within a line, are not folded:
+    each channel shows its own.
     """
 
-    def __init__(self, file: LogFile, filters: Iterable[str]) -> None:
-        self._file = file
-        self._needles = tuple(text.encode("utf-8", "surrogateescape") for text in filters)
+    def __init__(self, loop: Loop, stream: Stream, channels: Mapping[int, Channel]) -> None:
+        super().__init__(stream)
+        self._loop = loop
+        self.channels = channels
+        self._ranks = {channel: rank for rank, channel in channels.items()}
+        self._fold = Fold(channels)
+        self._has_prefixes = any(channel.line.purpose == TEED for channel in channels.values())
+        self._timer: Timer | None = None
+        self._timer_at = 0.0
+        stream.flush_held = self.flush
+        for channel in channels.values():
+            channel.folded = self
 
-    def add(self, prefix: bytes, piece: bytes) -> None:
-        """Look through the next lines of a source."""
-        if self._has_any(piece):  # of most pieces no line is wanted
-            lines = piece.removesuffix(b"\n").split(b"\n")
-            self._file.write(b"".join([prefix + line + b"\n" for line in lines if self._has_any(line)]))
+    def take(self, channel: Channel, data: bytes) -> None:
+        """Take the next bytes of a channel."""
+        if channel.is_behind:
+            if held := self._fold.leave(self._ranks[channel], data):
+                channel.add(held, is_new=False)
+            channel.add(data)
+        else:
+            self._act(self._fold.add(self._loop.now(), self._ranks[channel], data))
 
-    def _has_any(self, text: bytes) -> bool:
-        return any(needle in text for needle in self._needles)
+    def end_channel(self, channel: Channel) -> None:
+        """Accept that nothing follows from a channel; what is held of it may still be shown."""
+        self._act(self._fold.end(self._ranks[channel]))
+
+    def flush(self) -> None:
+        """Show all that is held."""
+        self._act(self._fold.flush())
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Show all that is held, and end."""
+        self.flush()
+        self.stream.flush_held = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._act(self._fold.expire(self._loop.now()))
+
+    def _act(self, blocks: list[Block]) -> None:
+        for ranks, group in groupby(blocks, lambda block: sorted(block.raws)):
+            same = [*group]
+            is_behind = any(self.channels[rank].is_behind for rank in ranks)
+            if len(ranks) > 1 and not is_behind and self.stream.may_write(self):
+                self.add(put_label(ranks, [block.text for block in same], is_each_line=self._has_prefixes))
+            else:
+                for rank in ranks:
+                    self.channels[rank].add(b"".join([block.raws[rank] for block in same]), is_new=False)
+        self._plan()
+
+    def _plan(self) -> None:
+        """Set the timer while something is held."""
+        if self._fold.is_empty:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        elif self._timer is None or self._timer_at > self._loop.now() + SETTLE:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = self._fold.deadline
+            self._timer = self._loop.call_at(self._timer_at, self._expire)

@@ -74,6 +74,8 @@ class Console:
         They begin on a line of their own, after all that ended workers have left to say and, for a moment, after the
         line that another worker is just writing.
         """
+        if (flush_held := self._streams[fd].flush_held) is not None:
+            flush_held()
         if data:
             self._launcher[fd].add(data)
 
@@ -194,6 +196,8 @@ class Stream:
         self._is_service_due = False
         self._timer: Timer | None = None
         self._has_live_line = False
+        #: Shows the lines of workers that are held, before a line of the launcher.
+        self.flush_held: Callable[[], None] | None = None
         self.is_closed = False
 
     @property

@@ -21,7 +21,7 @@ import stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _TERMINAL_STEP = rb"[^\b\t\n\r]{1,128}|[\b\t\n\r]"
 
@@ -122,6 +122,30 @@ class LogFile(Sink):
         return len(data)
 
 
+class FilteredCopy:
+    """A file of --duplicate-stdout-filters or --duplicate-stderr-filters: lines of all tee'd ranks that hold a text.
+
+    Each line stands after its rank's prefix. Of a line longer than the limit of tee'd lines each part counts as a line.
+    """
+
+    def __init__(self, file: LogFile, filters: Iterable[str]) -> None:
+        self._file = file
+        self._needles = tuple(text.encode("utf-8", "surrogateescape") for text in filters)
+
+    def add(self, prefix: bytes, piece: bytes) -> None:
+        """Look through the next lines of a source."""
+        if self._has_any(piece):  # of most pieces no line is wanted
+            lines = piece.removesuffix(b"\n").split(b"\n")
+            self._file.write(b"".join([prefix + line + b"\n" for line in lines if self._has_any(line)]))
+
+    def _has_any(self, text: bytes) -> bool:
+        return any(needle in text for needle in self._needles)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 class Backlog:
     """The part of a worker's stream that the console has not shown yet, for a stream that also goes to a log file.
 
@@ -151,11 +175,11 @@ class Backlog:
     @property
     def is_sound(self) -> bool:
         """Whether more may be added without taking memory."""
-        return self._fd >= 0 and not self._file.lost and not (self._pieces and isinstance(self._pieces[-1], bytes))
+        return self._fd >= 0 and not self._file.lost
 
-    def add(self, data: bytes) -> None:
-        """Append what was just written to the file."""
-        if not self.is_sound:
+    def add(self, data: bytes, *, is_new: bool = True) -> None:
+        """Append what was just written to the file; if other bytes were written behind it, it is kept in memory."""
+        if not is_new or not self.is_sound:
             self._pieces.append(data)
             return
         end = os.lseek(self._file.fd, 0, os.SEEK_CUR)

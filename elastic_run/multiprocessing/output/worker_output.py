@@ -11,8 +11,8 @@ import select
 import sys
 
 from elastic_run.multiprocessing.logs import is_log
-from elastic_run.multiprocessing.output.channel import READ_SIZE, Captured, FilteredCopy, Teed
-from elastic_run.multiprocessing.output.sink import LogFile
+from elastic_run.multiprocessing.output.channel import READ_SIZE, Captured, FoldedOutput, Teed
+from elastic_run.multiprocessing.output.sink import FilteredCopy, LogFile
 from elastic_run.multiprocessing.output.tail import Activity, Tail, read_tail
 from elastic_run.multiprocessing.wiring import (
     MUTED,
@@ -63,6 +63,7 @@ class WorkerOutput:
         self._channels: dict[int, list[Channel]] = {}
         self._tails: dict[int, Tail] = {}
         self._copies: dict[int, FilteredCopy] = {}
+        self._folded: FoldedOutput | None = None
         self._losses_told: set[int | None] = set()
         _keep_freed_memory()
 
@@ -86,8 +87,11 @@ class WorkerOutput:
                     raise
                 self._report_loss(path, error)
 
-    def attach(self, prefix: Callable[[int], str]) -> None:
-        """Listen to every worker that is wired, from now on; `prefix` gives a local rank's text before tee'd lines."""
+    def attach(self, prefix: Callable[[int], str], *, ranks: Mapping[int, int] | None = None) -> None:
+        """Listen to every worker that is wired, from now on; `prefix` gives a local rank's text before tee'd lines.
+
+        `ranks` has the rank of each local rank if lines of stderr that several ranks write are shown once.
+        """
         for path, error in self._wiring.losses:
             self._report_loss(path, error)
         tees = sum(line.purpose == TEED for lines in self._wiring.lines.values() for line in lines)
@@ -99,6 +103,14 @@ class WorkerOutput:
             text = prefix(local_rank).encode("utf-8", "surrogateescape")
             self._channels[local_rank] = [self._listen(local_rank, line, text, limit) for line in lines]
         self._wiring.lines = {}
+        shown = {
+            ranks[local_rank]: channel
+            for local_rank, channels in self._channels.items()
+            for channel in channels
+            if ranks is not None and channel.line.fd == STDERR and channel.line.purpose != MUTED
+        }
+        if len(shown) > 1 and STDERR not in self._copies:  # a filter needs the lines of each rank
+            self._folded = FoldedOutput(self._loop, self._console.stream(STDERR), shown)
 
     def _listen(self, local_rank: int, line: Line, prefix: bytes, limit: int) -> Channel:
         stream = self._console.nowhere if line.purpose == MUTED else self._console.stream(line.fd)
@@ -142,6 +154,8 @@ class WorkerOutput:
         Raises:
             OSError: It can't be started.
         """
+        if self._folded is not None:
+            self._folded.flush()
         targets = {channel.line.reading: channel.targets for channel in self._open if channel.targets}
         return [pass_on_elsewhere(targets)] if targets else []
 
@@ -172,6 +186,8 @@ class WorkerOutput:
         """Finish every worker, and close the files that they share."""
         for local_rank in (*self._channels,):
             self.finish(local_rank)
+        if self._folded is not None:
+            self._folded.close()
         for copy in self._copies.values():
             copy.close()
         self._copies.clear()
