@@ -8,6 +8,7 @@ are imported while the workers boot; until then the workers' output waits in the
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from elastic_run.agent.api import WorkerGroup, WorkerSpec
     from elastic_run.agent.context import AgentContext
+    from elastic_run.core.agent.messages import RoundFailed
     from elastic_run.multiprocessing.functions.launch import Functions
     from elastic_run.multiprocessing.logs import LogsDest
     from elastic_run.multiprocessing.starter import StartedWorker
@@ -352,3 +354,40 @@ def worker_environments(
         for rank, env in envs.items():
             env.update({contract.ENV_LOCAL_RANK: "0", **virtual_device(rank, parent)})
     return envs
+
+
+def explain_failed_start(number: int, error: Exception, program: str) -> RoundFailed:
+    """Return the event that says why a program could not be started, in words for the user."""
+    from elastic_run.core.agent.messages import RoundFailed
+
+    if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+        detail = f"{program} is not in a format that can be executed: a script needs a first line such as #!/bin/bash"
+        return RoundFailed(number, verdict="not_executable", detail=detail)
+    is_program = getattr(error, "filename", None) in (None, program)
+    if isinstance(error, (FileNotFoundError, PermissionError)) and is_program:
+        from elastic_run.files import find_program, name_denier
+
+        path = find_program(program, os.environ)
+        if isinstance(error, PermissionError):
+            denier = name_denier(path or program) if os.path.dirname(path or program) else ""
+            return RoundFailed(number, verdict="not_executable", detail=f"{program} may not be executed{denier}")
+        interpreter = _read_interpreter(path or program)
+        # The system gives the same error for a missing script and for a missing interpreter.
+        missing = "its interpreter or loader does not exist here"
+        if path is None:
+            missing = "no such program"
+        elif interpreter and not os.path.exists(interpreter):
+            missing = f"its first line names the interpreter {interpreter!r}, which does not exist"
+        return RoundFailed(number, verdict="not_found", detail=f"{program}: {missing}")
+    return RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
+
+
+def _read_interpreter(path: str) -> str:
+    """Return the interpreter in the first line of a script, as the kernel reads it; empty for other programs."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(256)  # as much as the kernel looks at (BINPRM_BUF_SIZE)
+    except OSError:
+        return ""
+    line = start.partition(b"\n")[0].replace(b"\t", b" ")
+    return os.fsdecode(line[2:].strip(b" ").partition(b" ")[0]) if line.startswith(b"#!") else ""

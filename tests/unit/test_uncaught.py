@@ -10,7 +10,7 @@ import pytest
 
 from elastic_run import notices
 from elastic_run.agent.context import Senders
-from elastic_run.agent.driver.round_driver import explain_failed_start
+from elastic_run.agent.worker_launch import explain_failed_start
 from elastic_run.core.failure.hang import (
     Uncaught,
     confirm,

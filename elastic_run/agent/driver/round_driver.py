@@ -5,13 +5,12 @@ It performs the commands of the machine that concern a round. Nothing is decided
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 
 from elastic_run.agent.driver.round import Round
 from elastic_run.agent.driver.watches import Watches
-from elastic_run.agent.worker_launch import launch_workers
+from elastic_run.agent.worker_launch import explain_failed_start, launch_workers
 from elastic_run.core.agent import machine, messages
 from elastic_run.core.job.restart_policy import CAUSE_WAIT, FAILED, STOPPED
 from elastic_run.multiprocessing.fork_exec import can_ask_for_stacks
@@ -420,33 +419,6 @@ class RoundDriver:
             report()
 
 
-def explain_failed_start(number: int, error: Exception, program: str) -> messages.RoundFailed:
-    """Return the event that says why a program could not be started, in words for the user."""
-    if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
-        detail = f"{program} is not in a format that can be executed: a script needs a first line such as #!/bin/bash"
-        return messages.RoundFailed(number, verdict="not_executable", detail=detail)
-    is_program = getattr(error, "filename", None) in (None, program)
-    if isinstance(error, (FileNotFoundError, PermissionError)) and is_program:
-        from elastic_run.files import find_program, name_denier
-
-        path = find_program(program, os.environ)
-        interpreter = _read_interpreter(path or program)
-        if isinstance(error, PermissionError):
-            denier = name_denier(path or program) if os.path.dirname(path or program) else ""
-            detail = f"{program} may not be executed{denier}"
-            if not denier and interpreter and not os.access(interpreter, os.X_OK):
-                detail = f"{program}: its interpreter {interpreter!r} may not be executed{name_denier(interpreter)}"
-            return messages.RoundFailed(number, verdict="not_executable", detail=detail)
-        # The system gives the same error for a missing script and for a missing interpreter.
-        missing = "its interpreter or loader does not exist here"
-        if path is None:
-            missing = "no such program"
-        elif interpreter and not os.path.exists(interpreter):
-            missing = f"its first line names the interpreter {interpreter!r}, which does not exist"
-        return messages.RoundFailed(number, verdict="not_found", detail=f"{program}: {missing}")
-    return messages.RoundFailed(number, verdict="cannot_start", detail=f"{program} can't be started: {error}")
-
-
 def _read_command(pid: int) -> str:
     import psutil
 
@@ -454,14 +426,3 @@ def _read_command(pid: int) -> str:
         return " ".join(psutil.Process(pid).cmdline())[:400]
     except (psutil.Error, OSError):
         return ""
-
-
-def _read_interpreter(path: str) -> str:
-    """Return the interpreter in the first line of a script, as the kernel reads it; empty for other programs."""
-    try:
-        with open(path, "rb") as file:
-            start = file.read(256)  # as much as the kernel looks at (BINPRM_BUF_SIZE)
-    except OSError:
-        return ""
-    line = start.partition(b"\n")[0].replace(b"\t", b" ")
-    return os.fsdecode(line[2:].strip(b" ").partition(b" ")[0]) if line.startswith(b"#!") else ""

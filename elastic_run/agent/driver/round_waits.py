@@ -1,4 +1,4 @@
-"""What a round waits for on this node: its health check, and the template of its warm workers.
+"""What a round waits for on this node: its health check, and the template of its warm workers; and kept state.
 
 A health check (`--health-check`) is a command beside the workers that never holds the agent up, nor outlives it:
 - It has a session of its own, /dev/null as stdin, and one pipe as stdout and stderr, of which the last bytes are kept.
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from elastic_run.agent.context import AgentContext
+    from elastic_run.agent.kept_memory import KeptMemories
     from elastic_run.loop import Timer
     from elastic_run.multiprocessing.warm.worker_pool import WorkerPool
 
 #: Lines of the command's output that the reason holds, and characters of each.
 _LINES = 3
 _CHARACTERS = 160
+#: Seconds after which a server of kept state that has ended is started again.
+_LEAST_RUN = 1.0
 #: Bytes of the output that are kept, and bytes of one read: the size of a pipe.
 _KEPT = 8192
 _PIECE = 1 << 16
@@ -202,6 +205,61 @@ class CheckProcess:
         if self._on_end is not None:
             output = self._kept.decode(errors="replace")
             self._on_end(CheckEnd(self._exitcode, self._is_late, output, tuple(survivors)))
+
+
+# --- kept state (--keep-state) ----------------------------------------------------------------------------------------
+def serve_kept_state(context: AgentContext, kept: KeptMemories) -> Callable[[], None]:
+    """Run the process that gives this node's kept state to other nodes, if there may be others; return what ends it."""
+    running: list[CheckProcess] = []
+
+    def start(argv: Sequence[str], variables: Mapping[str, str], listening: int) -> None:
+        begun = context.loop.now()
+
+        def tell(end: CheckEnd) -> None:
+            how = f"was killed by {signal_name(-end.exitcode)}" if end.exitcode < 0 else "has ended"
+            is_again = context.loop.now() - begun > _LEAST_RUN
+            what = "it is started again" if is_again else f"other nodes can't read it: {end.output.strip()[-500:]}"
+            context.say(f"the process that serves the kept state {how}; {what}")
+            if is_again:
+                start(argv, variables, listening)
+
+        running[:] = [CheckProcess(context, tell, is_apart=True)]
+        try:
+            running[0].start(argv, variables, timeout=None, kept=(listening,))
+        except OSError as error:
+            context.say(f"the kept state can't be served to other nodes: {error.strerror}")
+
+    if (command := kept.serve_command()) is not None:
+        start(*command)
+
+    def end() -> None:
+        for process in running:
+            process.cancel()
+
+    return end
+
+
+def write_kept_state(context: AgentContext, kept: KeptMemories, *, is_stopped: Callable[[], bool]) -> None:
+    """Write the state that the workers have kept to a disk, if the user has named a place; a signal ends it."""
+    directory, timeout = context.options.agent_config.keep_state_dir, context.options.shutdown_timeout
+    if not directory:
+        return
+
+    def tell(end: CheckEnd) -> None:
+        late = f"the kept state was not written to {directory} within {timeout:g} s"
+        lines = end.output.strip().splitlines()
+        context.say(late if end.is_late else lines[-1] if lines else "there is no kept state to write")
+
+    process = CheckProcess(context, tell)
+    try:
+        process.start(*kept.write_command(directory), timeout=timeout)
+    except OSError as error:
+        context.say(f"the kept state was not written to {directory}: {error}")
+        return
+    context.loop.run_until(lambda: not process.is_running or is_stopped())
+    if process.is_running:
+        process.cancel()
+        context.loop.run_until(lambda: not process.is_running)
 
 
 # --- warm workers (--preload) -----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from elastic_run.core.job.restart_policy import CAUSE_WAIT
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.fork_exec import ensure_standard_descriptors, list_handled
 from elastic_run.multiprocessing.output.console import Console
-from elastic_run.signals import SIGINT, SIGQUIT, SIGTERM, SIGWINCH, restore_signals, signal_name
+from elastic_run.signals import SIGINT, SIGQUIT, SIGTERM, SIGWINCH, restore_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from elastic_run.agent.driver import AgentParts
-    from elastic_run.agent.driver.round_waits import CheckEnd, CheckProcess
     from elastic_run.agent.worker_launch import LaunchedWorkers
     from elastic_run.core.agent.messages import Command, Event
     from elastic_run.core.failure.job_result import JobResult
@@ -83,7 +82,7 @@ class Supervisor:
         self.plugin_calls = context.plugin_calls = PluginCalls(
             self._loop, context.say, grace=self._options.shutdown_timeout, count_signals=lambda: self._signals_seen
         )
-        self._kept_server: CheckProcess | None = None
+        self._end_kept_server: Callable[[], None] = lambda: None
         #: Events of a round that waits, and whether it waits for warm workers.
         self._waiting: list[Event] = []
         self._is_warming = False
@@ -140,7 +139,10 @@ class Supervisor:
             self._perform(commands)
             self._control.open(os.environ)
             self._loop.call_later(_SETTLED, self._control.settle)
-            self._serve_kept_state()
+            if self._context.kept is not None:
+                from elastic_run.agent.driver.round_waits import serve_kept_state
+
+                self._end_kept_server = serve_kept_state(self._context, self._context.kept)
             self._loop.run_until(self._is_finished)
         except BaseException as error:
             # A defect, or Ctrl-C in a program that has kept SIGINT to itself: the workers get their grace all the same.
@@ -168,8 +170,11 @@ class Supervisor:
         self._loop.run_until(self._is_finished, self._loop.now() + wait_limit)
 
     def _conclude(self) -> JobResult:
-        self._write_kept_state()
-        history = self._context.history
+        history, kept, before = self._context.history, self._context.kept, self._signals_seen
+        if kept is not None and self._finish is not None and self._finish.verdict != "success":
+            from elastic_run.agent.driver.round_waits import write_kept_state
+
+            write_kept_state(self._context, kept, is_stopped=lambda: self._signals_seen > before)
         if self._job is not None and self._job.place is not None:
             history.versions = self._job.place.versions
         if self._job is not None and self._job.ended is not None:
@@ -188,54 +193,6 @@ class Supervisor:
             self.console.say(f"the log files are in {self._result.log_dir} (--log-dir names another place)")
         return self._result
 
-    def _serve_kept_state(self) -> None:
-        """Start the process that gives this node's kept state to other nodes, if there may be others."""
-        kept = self._context.kept
-        if kept is None or (command := kept.serve_command()) is None:
-            return
-        from elastic_run.agent.driver.round_waits import CheckProcess
-
-        begun = self._loop.now()
-
-        def tell(end: CheckEnd) -> None:
-            how = f"was killed by {signal_name(-end.exitcode)}" if end.exitcode < 0 else "has ended"
-            is_again = self._loop.now() - begun > _SETTLED
-            what = "it is started again" if is_again else f"other nodes can't read it: {end.output.strip()[-500:]}"
-            self._context.say(f"the process that serves the kept state {how}; {what}")
-            if is_again:
-                self._serve_kept_state()
-
-        self._kept_server = CheckProcess(self._context, tell, is_apart=True)
-        argv, variables, listening = command
-        try:
-            self._kept_server.start(argv, variables, timeout=None, kept=(listening,))
-        except OSError as error:
-            self._context.say(f"the kept state can't be served to other nodes: {error.strerror}")
-
-    def _write_kept_state(self) -> None:
-        """Write the state that the workers have kept to a disk, if the job has not succeeded; a signal ends it."""
-        directory, kept = self._options.agent_config.keep_state_dir, self._context.kept
-        timeout = self._options.shutdown_timeout
-        if not directory or kept is None or self._finish is None or self._finish.verdict == "success":
-            return
-        from elastic_run.agent.driver.round_waits import CheckProcess
-
-        def tell(end: CheckEnd) -> None:
-            late = f"the kept state was not written to {directory} within {timeout:g} s"
-            lines = end.output.strip().splitlines()
-            self._context.say(late if end.is_late else lines[-1] if lines else "there is no kept state to write")
-
-        process, before = CheckProcess(self._context, tell), self._signals_seen
-        try:
-            process.start(*kept.write_command(directory), timeout=timeout)
-        except OSError as error:
-            self._context.say(f"the kept state was not written to {directory}: {error}")
-            return
-        self._loop.run_until(lambda: not process.is_running or self._signals_seen > before)
-        if process.is_running:
-            process.cancel()
-            self._loop.run_until(lambda: not process.is_running)
-
     @property
     def rendezvous_error(self) -> Exception | None:
         """The error that prevented a round: the job's, or the exception of a foreign handler."""
@@ -249,8 +206,7 @@ class Supervisor:
             if self._job is not None:
                 barrier = self._options.node_config.exit_barrier_timeout or 0.0
                 self._job.close(barrier, is_hurried=lambda: self._signals_seen > before)
-            if self._kept_server is not None:
-                self._kept_server.cancel()
+            self._end_kept_server()
             self._round_join.close()
             self.rounds.watches.close()
             context.close_timers()
