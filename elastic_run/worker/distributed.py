@@ -105,7 +105,16 @@ def init_distributed(
     if not dist.is_available():
         message = "this build of torch has no torch.distributed"
         raise WorkerError(message)
-    choice = _choose(place, backend, device)
+    import torch
+
+    choice = choose_device(
+        backend,
+        None if device is None else str(device),
+        local_rank=place.local_rank,
+        local_world_size=place.local_world_size,
+        device_count=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        is_each_its_own=any(name in os.environ for name in _DEVICE_LIMITS),
+    )
     return _join(place, choice, limit)
 
 
@@ -146,19 +155,6 @@ def _parse_timeout(timeout: float | dt.timedelta | None) -> dt.timedelta:
         message = f"timeout={timeout}: it must be more than 0 s"
         raise ValueError(message)
     return limit
-
-
-def _choose(place: Place, backend: str | None, device: str | torch.device | None) -> Choice:
-    import torch
-
-    return choose_device(
-        backend,
-        None if device is None else str(device),
-        local_rank=place.local_rank,
-        local_world_size=place.local_world_size,
-        device_count=torch.cuda.device_count() if torch.cuda.is_available() else 0,
-        is_each_its_own=any(name in os.environ for name in _DEVICE_LIMITS),
-    )
 
 
 def _join(place: Place, choice: Choice, limit: dt.timedelta) -> WorkerContext:

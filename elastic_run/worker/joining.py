@@ -131,16 +131,15 @@ def join(place: Place, choice: Choice, *, timeout: dt.timedelta, generation: int
 def _connect(barrier: RankBarrier, choice: Choice) -> None:
     import torch.distributed as dist
 
+    problem = "the process group could not be made"
     try:
         _make_group(barrier, choice)
-    except RuntimeError as error:
-        failure = barrier.failure("the process group could not be made", error, recorded="connected")
-        raise failure from error
-    try:
+        problem = "the first all-reduce failed"
         _prove(barrier, choice)
     except RuntimeError as error:
-        failure = barrier.failure("the first all-reduce failed", error, recorded="connected")
-        if "nccl" not in choice.backend:  # there a group with an unfinished collective may never be destroyed
+        failure = barrier.failure(problem, error, recorded="connected")
+        # There a group with an unfinished collective may never be destroyed.
+        if dist.is_initialized() and "nccl" not in choice.backend:
             dist.destroy_process_group()
         raise failure from error
 

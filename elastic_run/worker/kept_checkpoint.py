@@ -118,7 +118,7 @@ def _write_part(memory: KeptMemory, record: Record, rank: int, directory: Path) 
         for entry in entries:
             start = file.tell()
             if entry.offsets is None:
-                file.write(memory.read(record.start + entry.position, entry.length))
+                file.write(memory.part(record.start + entry.position, entry.length))
             else:
                 raw = memory.view(record.start + entry.position, entry.length)
                 # A copy: torch writes the whole memory that a tensor is a view of.

@@ -47,6 +47,7 @@ __all__ = [
 _ALIGNMENT = 64
 #: Words of eight bytes that are added up to one; a checksum is the CRC-32 of these sums, at memory speed.
 _BLOCK = 4096
+_ADVICE = "--keep-state=SIZE is divided among this node's workers, and each keeps two generations"
 
 
 class KeptStateError(WorkerError):
@@ -110,7 +111,7 @@ class KeptMemory:
 
     def read_index(self, record: Record) -> tuple[list[Entry], Any]:
         """Return the entries of a generation, and what the planner noted with them."""
-        return parse_index(record, self.read(record.start + record.index_start, record.index_length))
+        return parse_index(record, bytes(self.part(record.start + record.index_start, record.index_length)))
 
     # --- bytes -------------------------------------------------------------------------------------------------------
     def view(self, position: int, length: int) -> torch.Tensor:
@@ -145,14 +146,6 @@ class KeptMemory:
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device="cuda")  # gets the error, which else the script's next kernel would get
 
-    def read(self, position: int, length: int) -> bytes:
-        """Return a copy of bytes of the memory."""
-        return self._map[position : position + length]
-
-    def write(self, position: int, content: bytes | memoryview) -> None:
-        """Write bytes into the memory."""
-        self._map[position : position + len(content)] = content
-
     # --- writing -----------------------------------------------------------------------------------------------------
     def begin(self, whole: Generation | None) -> tuple[int, int]:
         """Clear a half for a new generation, never that of the whole one; return its number and its first byte."""
@@ -178,7 +171,7 @@ class KeptMemory:
         index_start = max((align(one.position + one.length) for one in entries), default=0)
         index = json.dumps([entries, planner_data]).encode()
         self.check_room(index_start + len(index))
-        self.write(start + index_start, index)
+        self.part(start + index_start, len(index))[:] = index
         record = Record(generation, rank, start, index_start, len(index), zlib.crc32(index), saved_at=time.monotonic())
         self.write_record(half, record)
         self._checking = threading.Thread(target=self._write_checks, args=(half, record, entries, copy))
@@ -187,7 +180,8 @@ class KeptMemory:
     def check_room(self, length: int) -> None:
         """Raise StateTooLargeError for what does not fit into a half."""
         if length > self.room:
-            message = f"the state has {length / 1e6:,.1f} MB, and --keep-state leaves {self.room / 1e6:,.1f} MB to it"
+            what = f"the state has {length / 1e6:,.1f} MB, and --keep-state leaves {self.room / 1e6:,.1f} MB to it"
+            message = f"rank {os.environ.get('RANK', '0')}: {what}; {_ADVICE}"
             raise StateTooLargeError(message)
 
     def clear(self, half: int) -> None:
@@ -211,7 +205,7 @@ class KeptMemory:
         checks = [self.compute_check(record.start + one.position, one.length) for one in entries]
         text = json.dumps(checks).encode()
         if record.length + len(text) <= self.room:
-            self.write(record.start + record.length, text)
+            self.part(record.start + record.length, len(text))[:] = text
             record = replace(record, checks_length=len(text), checks_check=zlib.crc32(text))
             self.write_record(half, record)
         if copy is not None:
@@ -249,7 +243,7 @@ class KeptMemory:
         entries, _ = self.read_index(record)
         if not record.checks_length:
             return
-        text = self.read(record.start + record.index_start + record.index_length, record.checks_length)
+        text = self.part(record.start + record.index_start + record.index_length, record.checks_length)
         if zlib.crc32(text) != record.checks_check:
             message = f"the checksums of rank {record.rank}'s state are damaged"
             raise DamagedStateError(message)
@@ -257,7 +251,7 @@ class KeptMemory:
             found = list(
                 pool.map(lambda entry: self.compute_check(record.start + entry.position, entry.length), entries)
             )
-        for entry, check, now in zip(entries, json.loads(text), found, strict=True):
+        for entry, check, now in zip(entries, json.loads(bytes(text)), found, strict=True):
             if now != check:
                 message = f"{entry.name} of rank {record.rank}'s state is damaged"
                 raise DamagedStateError(message)

@@ -54,6 +54,7 @@ __all__ = ["KeptState"]
 
 #: The part of a state that belongs to one rank, by rank. No object can have this name.
 _OF_RANKS = "of_this_rank"
+_RANDOM = "random numbers"
 
 
 class KeptState:
@@ -79,7 +80,8 @@ class KeptState:
     ) -> None:
         self._objects: dict[str, Stateful] = {f"{number}": each for number, each in enumerate(objects)}
         self._objects.update(named)
-        self._of_this_rank = dict(of_this_rank or {})
+        # Random numbers come last: to load an object may draw some.
+        self._of_this_rank = {**(of_this_rank or {}), _RANDOM: _RandomNumbers()}
         self._models = {
             name: _find_model(name, each, self._objects.values())
             for name, each in self._objects.items()
@@ -99,7 +101,7 @@ class KeptState:
         if not self._writer.is_kept():
             return
         state = self._collect()
-        state[_OF_RANKS] = {_own(): _pack(self._collect_of_this_rank())}
+        state[_OF_RANKS] = {_own(): _pack({name: each.state_dict() for name, each in self._of_this_rank.items()})}
         try:
             save(state, checkpoint_id=f"{step}", storage_writer=self._writer, no_dist=not _has_group())
         except CheckpointException as error:
@@ -139,7 +141,10 @@ class KeptState:
         load(state, storage_reader=reader, no_dist=not _has_group())
         self._distribute(state)
         if is_same_world:
-            self._distribute_of_this_rank(_unpack(state[_OF_RANKS][_own()]))
+            of_this_rank = _unpack(state[_OF_RANKS][_own()])
+            for name, each in self._of_this_rank.items():
+                if name in of_this_rank:
+                    each.load_state_dict(of_this_rank[name])
         say(f"kept state: the training goes on from {found}")
         return step
 
@@ -175,20 +180,22 @@ class KeptState:
             else:
                 each.load_state_dict(_unpack(state[name]))
 
-    def _collect_of_this_rank(self) -> dict[str, Any]:
+
+class _RandomNumbers:
+    """The random numbers of this process, as an object with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the generators are."""
         numpy = sys.modules.get("numpy")
         return {
-            "objects": {name: each.state_dict() for name, each in self._of_this_rank.items()},
             "python": random.getstate(),
             "numpy": None if numpy is None else numpy.random.get_state(),
             "torch": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call] # torch's
         }
 
-    def _distribute_of_this_rank(self, state: dict[str, Any]) -> None:
-        for name, each in self._of_this_rank.items():
-            if name in state["objects"]:
-                each.load_state_dict(state["objects"][name])
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let them go on from there."""
         random.setstate(state["python"])
         if state["numpy"] is not None:
             importlib.import_module("numpy").random.set_state(state["numpy"])

@@ -23,7 +23,7 @@ from torch.futures import Future
 
 from elastic_run.core.kept_generations import Generation, newest
 from elastic_run.records import dataclass
-from elastic_run.worker.kept_memory import Entry, KeptStateError, StateTooLargeError, align, open_memories
+from elastic_run.worker.kept_memory import Entry, KeptStateError, align, open_memories
 from elastic_run.worker.kept_server import LOSSES, StateClient, describe_loss
 from elastic_run.worker.memory_reader import find_place, list_parts, say
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from elastic_run.worker.kept_server import StatePlace
 
 __all__ = ["MemoryWriter"]
-
-_ADVICE = "--keep-state=SIZE is divided among this node's workers, and each keeps two generations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +157,7 @@ class MemoryWriter(StorageWriter):
                     "begins, and the planner must not reuse plans (enable_plan_caching)"
                 )
                 raise KeptStateError(message)
-            try:
-                entries = _copy_in(node, share, plan, planner)
-            except StateTooLargeError as error:
-                message = f"rank {share.rank}: {error}; {_ADVICE}"
-                raise StateTooLargeError(message) from error
+            entries = _copy_in(node, share, plan, planner)
         results = zip(plan.items, entries, strict=True)
         future.set_result([WriteResult(item.index, entry.length, share.rank) for item, entry in results])
         return future
@@ -196,7 +190,7 @@ def _copy_in(node: NodeMemories, share: _Share, plan: SavePlan, planner: SavePla
             content = data.getbuffer()
             length = len(content)
             memory.check_room(position + length)
-            memory.write(start + position, content)
+            memory.part(start + position, length)[:] = content
         entries.append(_make_entry(item, data, position, length))
         position += align(length)
     for device in devices:

@@ -110,6 +110,7 @@ def test_a_group_counts_once_an_all_reduce_has_proved_it(
     """A wrong sum is a failure; NCCL's group is left then, since its end would wait."""
     done: list[str] = []
     distributed = SimpleNamespace(
+        is_initialized=lambda: True,
         all_reduce=lambda _tensor, async_op: SimpleNamespace(wait=lambda _: done.append(f"waits {async_op}")),
         destroy_process_group=lambda: done.append("destroyed"),
     )

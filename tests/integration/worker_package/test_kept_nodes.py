@@ -189,7 +189,7 @@ def _keep(memories: NodeMemories, number: int, content: bytes, rank: int = 0, wo
     """Keep a generation of one rank, as a save does."""
     memory = memories.memories[0]
     half, start = memory.begin(None)
-    memory.write(start, content)
+    memory.part(start, len(content))[:] = content
     generation = Generation(number, f"{number:016}", f"{number}", world_size)
     memory.commit(half, generation, rank, [Entry("a", None, (), (), "", 0, len(content))], None)
     memory.wait_checked()
@@ -210,8 +210,8 @@ def test_a_copy_keeps_the_generation_that_is_whole(node: Callable[..., tuple[Nod
         copies = {each.generation.number: each for each in other.memories[1].read_records() if each is not None}
         assert sorted(copies) == ([number - 1, number] if whole else [number])
         other.memories[1].verify(copies[number], threads=1)
-        copied = other.memories[1].read(copies[number].start, record.length)
-        assert copied == own.memories[0].read(record.start, record.length)
+        copied = other.memories[1].part(copies[number].start, record.length)
+        assert copied == own.memories[0].part(record.start, record.length)
         whole = record.generation.key
 
 

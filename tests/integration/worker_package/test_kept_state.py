@@ -318,7 +318,7 @@ def test_a_damaged_state_is_not_kept_instead_of_a_sound_one(memories: KeptMemori
     memory = _own_memory()
     memory.wait_checked()
     newest = max(filter(None, memory.read_records()), key=lambda record: record.generation.number)
-    memory.write(newest.start, b"?")
+    memory.part(newest.start, 1)[:] = b"?"
     assert KeptState(model=_make_model(0)).restore() == 1
     with pytest.raises(StateTooLargeError):
         KeptState(model=torch.nn.Linear(1000, 1000)).save(2)
