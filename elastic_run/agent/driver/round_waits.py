@@ -272,8 +272,11 @@ def start_preload(context: AgentContext, preload: str) -> str:
     else:
         obstacle = "functions are no commands (start_method='forkserver' is for them)"
     if not obstacle:
+        modules = preload.split(",")
+        if context.kept is not None:  # its import of torch.distributed.checkpoint takes 0.7 s in each worker
+            modules.append("elastic_run.worker.kept_state")
         try:
-            context.worker_pool = _start_templates(context, preload.split(","), argv)
+            context.worker_pool = _start_templates(context, modules, argv)
         except OSError as error:
             obstacle = error.strerror or str(error)
     return f"--preload={preload} can't apply: {obstacle}; workers start cold" if obstacle else ""
