@@ -41,7 +41,7 @@ __all__ = ["LOSSES", "StateClient", "StatePlace", "describe_loss"]
 LOSSES = (OSError, EOFError, AuthenticationError, KeptStateError)
 #: Seconds without a byte after which the other side counts as lost, and connections at a time.
 _SILENCE, _MOST_CONNECTIONS = 20, 256
-_LONGEST_REQUEST, _PIECE = 1 << 16, 1 << 22
+_LONGEST_REQUEST, _PIECE = 1 << 16, 1 << 24
 _WAIT, _GOOD = "wait", frozenset(("ready", "done"))
 #: Of <asm-generic/socket.h>: the kernel sends no faster than so many bytes a second.
 _SO_MAX_PACING_RATE = 47
