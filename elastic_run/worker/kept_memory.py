@@ -209,9 +209,12 @@ class KeptMemory:
             record = replace(record, checks_length=len(text), checks_check=zlib.crc32(text))
             self.write_record(half, record)
         if copy is not None:
-            # A daemon: a worker that ends does not wait for the other node.
-            self._copying = threading.Thread(target=copy, args=(record,), daemon=True)
-            self._copying.start()
+            self.begin_copy(copy, record)
+
+    def begin_copy(self, copy: Callable[[Record], object], record: Record) -> None:
+        """Copy a generation in a thread; a daemon: a worker that ends does not wait for the other node."""
+        self._copying = threading.Thread(target=copy, args=(record,), daemon=True)
+        self._copying.start()
 
     def wait_checked(self) -> None:
         """Wait until the checksums of the last generation are written, and its copy is made or has failed."""

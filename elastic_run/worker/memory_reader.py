@@ -9,6 +9,7 @@ A generation is loaded only if all of its ranks have it; `elastic_run.worker.mem
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from elastic_run.core.kept_generations import Generation, Record
     from elastic_run.worker.kept_memory import Entry, NodeMemories
 
-__all__ = ["MemoryReader", "find_place", "list_parts", "make_metadata", "say"]
+__all__ = ["MemoryReader", "copy_to", "find_next", "find_place", "list_parts", "make_metadata", "say"]
 
 #: Threads of a worker that compare checksums: a few read as fast as the memory gives.
 _MOST_THREADS = 4
@@ -104,7 +105,18 @@ class MemoryReader(StorageReader):
         parts.sort(key=lambda part: node is not None and part.node == node.name)
         self._parts = {part.record.rank: part for part in parts if part.record.generation == generation}
         self._places: dict[MetadataIndex, tuple[_Part, Entry]] = {}
+        if node is not None and node.has_copies and generation is not None:
+            self._copy_alone(node, generation, [part for part in parts if part.record.generation == generation])
         self._clients: dict[str, StateClient] = {}
+
+    def _copy_alone(self, node: NodeMemories, generation: Generation, parts: list[_Part]) -> None:
+        """Begin to copy this worker's part of a generation if the restart came before its copy was complete.
+
+        The next save waits for it: before the generation before, which has copies, is replaced.
+        """
+        record, to = node.memories[node.own].find(generation.key), find_next(self._nodes.values(), node.name)
+        if record is not None and to is not None and [part.record.rank for part in parts].count(record.rank) == 1:
+            node.memories[node.own].begin_copy(functools.partial(copy_to, to, node, ""), record)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Do nothing: which checkpoint is read is decided before."""
@@ -230,6 +242,25 @@ def _find_address(host: str, port: int) -> str:
         address = str(unused.getsockname()[0])
     # The store's own node: Debian gives a machine's name 127.0.1.1 in its own /etc/hosts, and only there.
     return host if address.startswith("127.") or address == "::1" else address
+
+
+def find_next(places: Iterable[StatePlace], name: str) -> StatePlace | None:
+    """Return the node that keeps the copies of a node's state, the next one by rank; None if there is one node."""
+    nodes = {place.node: place for place in places}
+    names = list(nodes)
+    following = names[(names.index(name) + 1) % len(names)]
+    return None if following == name else nodes[following]
+
+
+def copy_to(place: StatePlace, node: NodeMemories, kept: str, record: Record) -> None:
+    """Have another node copy a generation of this worker, and keep the one with a key; a line says so if it can't."""
+    try:
+        with contextlib.closing(StateClient(place)) as client:
+            client.fetch(node.own, record, kept, find_place(node))
+    except LOSSES as error:
+        step = record.generation.label or record.generation.number
+        what = f"rank {record.rank} has no copy of {step} on another node: the node at {place.address}"
+        sys.stderr.write(f"elastic-run: kept state: {what}: {describe_loss(error)}\n")
 
 
 def list_parts(node: NodeMemories) -> list[_Part]:

@@ -8,13 +8,11 @@ number of ranks are the work of torch.distributed.checkpoint. With copies, each 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
 import os
 import secrets
-import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,8 +22,7 @@ from torch.futures import Future
 from elastic_run.core.kept_generations import Generation, newest
 from elastic_run.records import dataclass
 from elastic_run.worker.kept_memory import Entry, KeptStateError, align, open_memories
-from elastic_run.worker.kept_server import LOSSES, StateClient, describe_loss
-from elastic_run.worker.memory_reader import find_place, list_parts, say
+from elastic_run.worker.memory_reader import copy_to, find_next, find_place, list_parts, say
 
 if TYPE_CHECKING:
     from io import BytesIO
@@ -126,14 +123,10 @@ class MemoryWriter(StorageWriter):
         records = [record for saver in savers for record in saver.records]
         number = 1 + max((record.generation.number for record in records), default=0)
         generation = Generation(number, secrets.token_hex(8), self._label, len(plans))
-        places = list({saver.place.node: saver.place for saver in savers}.values())
-        following = dict(zip((place.node for place in places), (*places[1:], places[0]), strict=True))
-        is_copied = node.has_copies and len(places) > 1
+        places = [saver.place for saver in savers]
+        nexts = [find_next(places, place.node) if node.has_copies else None for place in places]
         whole = newest(records)
-        shares = [
-            _Share(rank, generation, whole, following[saver.place.node] if is_copied else None)
-            for rank, saver in enumerate(savers)
-        ]
+        shares = [_Share(rank, generation, whole, each) for rank, each in enumerate(nexts)]
         return [dataclasses.replace(plan, storage_data=share) for plan, share in zip(plans, shares, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -195,20 +188,10 @@ def _copy_in(node: NodeMemories, share: _Share, plan: SavePlan, planner: SavePla
         position += align(length)
     for device in devices:
         torch.cuda.synchronize(device)
-    copy = None if share.next_node is None else functools.partial(_copy_to, node, share.next_node, share)
+    kept = "" if share.whole is None else share.whole.key
+    copy = None if share.next_node is None else functools.partial(copy_to, share.next_node, node, kept)
     memory.commit(half, share.generation, share.rank, entries, plan.planner_data, copy)
     return entries
-
-
-def _copy_to(node: NodeMemories, next_node: StatePlace, share: _Share, record: Record) -> None:
-    """Have the next node copy a generation; a line says so if it can't."""
-    try:
-        with contextlib.closing(StateClient(next_node)) as client:
-            client.fetch(node.own, record, "" if share.whole is None else share.whole.key, find_place(node))
-    except LOSSES as error:
-        what = f"rank {share.rank} has no copy of {share.generation.label or share.generation.number} on another node"
-        line = f"elastic-run: kept state: {what}: the node at {next_node.address}: {describe_loss(error)}"
-        sys.stderr.write(f"{line}\n")
 
 
 def _count_bytes(item: WriteItem) -> int:
