@@ -13,9 +13,11 @@ on disk. Checkpoints on disk stay useful: for what ends the launcher too.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import random
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,7 +39,7 @@ from elastic_run.worker.memory_reader import MemoryReader, say
 from elastic_run.worker.memory_writer import MemoryWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any, Protocol
 
     class Stateful(Protocol):
@@ -103,7 +105,8 @@ class KeptState:
         state = self._collect()
         state[_OF_RANKS] = {_own(): _pack({name: each.state_dict() for name, each in self._of_this_rank.items()})}
         try:
-            save(state, checkpoint_id=f"{step}", storage_writer=self._writer, no_dist=not _has_group())
+            with _no_warning():
+                save(state, checkpoint_id=f"{step}", storage_writer=self._writer)
         except CheckpointException as error:
             causes = [each for each, _ in error.failures.values()]
             kept = next((each for each in causes if isinstance(each, KeptStateError)), None)
@@ -138,7 +141,8 @@ class KeptState:
         is_same_world = reader.world_size == (dist.get_world_size() if _has_group() else 1)
         if is_same_world:
             state[_OF_RANKS] = {_own(): ()}
-        load(state, storage_reader=reader, no_dist=not _has_group())
+        with _no_warning():
+            load(state, storage_reader=reader)
         self._distribute(state)
         if is_same_world:
             of_this_rank = _unpack(state[_OF_RANKS][_own()])
@@ -232,6 +236,14 @@ def _pack(state: Any) -> tuple[Any]:
 def _unpack(packed: tuple[Any]) -> Any:
     (state,) = packed
     return state
+
+
+@contextlib.contextmanager
+def _no_warning() -> Iterator[None]:
+    """Let torch not warn of a single process without a group, which is as good as any."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield
 
 
 def _own() -> str:
