@@ -53,6 +53,7 @@ ALLOWED: dict[str, set[str]] = {
         "files",
         "schedulers.actions",
         "worker.kept_checkpoint",
+        "worker.kept_state",
         "worker.kept_server",
         "control",
         "diagnosis",
