@@ -37,6 +37,7 @@ _STALL = 10.0
 _LINE = re.compile(rb"\[default(\d)\]:([oe])\1 (\d{9}) \.{83}\r?\n")
 _LINE_BYTES = 97
 _STREAMS = 2
+_EQUAL_WORKERS = 64
 #: Bytes per read: what a pipe holds.
 _READ_SIZE = 1 << 16
 #: Reads after which the launcher's memory is read again.
@@ -104,6 +105,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
         *(figure for sink in _SINKS for figure in _measure_speed(installation, effort, sink)),
         *(_measure_damage(installation, effort, sink) for sink in _SINKS),
         *_measure_stall(installation, effort),
+        _measure_equal_lines(installation, effort),
         *(
             _measure_latency(installation, effort, what, partial(first_line_latency, workers=workers), _FIRST_LINE)
             for what, workers in (("the first line of 1 worker", 1), (f"the first line of {WORKERS} workers", WORKERS))
@@ -181,6 +183,31 @@ def _measure_stall(installation: Installation, effort: Effort) -> list[Figure]:
             bar=Bar(0.0),
         ),
     ]
+
+
+def _measure_equal_lines(installation: Installation, effort: Effort) -> Figure:
+    return compared(
+        interleave(
+            {
+                "elastic-run": partial(_run_equal_lines, installation),
+                "floor": partial(_run_equal_lines, installation, "--no-fold"),
+            },
+            rounds=effort.pairs,
+        ),
+        benchmark="tee",
+        name=f"a job of {_EQUAL_WORKERS} workers that each write the same 1,000 lines to stderr",
+        unit="s",
+        bar=Bar(1.1, "floor"),
+        note="the floor is the same job with --no-fold, whose console has each line of each worker",
+    )
+
+
+def _run_equal_lines(installation: Installation, *flags: str) -> float:
+    command = installation.launcher("elastic-run", _EQUAL_WORKERS, *flags, installation.worker("equal"))
+    began_at = time.monotonic()
+    with Job(command, directory=installation.directory) as job:
+        job.wait_end()
+    return time.monotonic() - began_at
 
 
 def _measure_latency(
