@@ -164,7 +164,7 @@ def open_lease(
 ) -> LeaseStore:
     """Return the lease of a job, or raise ValueError; nothing is asked of a server yet."""
     backend, conf = BACKENDS[kind], settings.backend
-    is_v2 = backend.etcd_version and kind != "etcd-v3"
+    is_v2 = backend.etcd_version == 2  # noqa: PLR2004 - the version's name
     if not backend.etcd_version:
         from elastic_run.rendezvous.coordination.lease_file import FileLease
 

@@ -206,14 +206,14 @@ def test_an_unreadable_error_file_is_one_clause() -> None:
     assert "         its error.json is not valid JSON\n         ValueError" in report(job)
 
 
-def test_a_cause_is_told_unless_it_is_a_member_of_the_group_below() -> None:
-    """A chained exception names where the chain began and its last step; a group lists its members in the trace."""
+def test_a_cause_is_told_where_a_chain_began() -> None:
+    """A chained exception names where the chain began and its last step; of a group the last member is told."""
     chained = " ".join(report(result(worker_end(0, 1, captured("chained")))).split())
     assert "caused by json.decoder.JSONDecodeError: Expecting property name" in chained
     assert "(by way of ConfigError: config.json can't be read)" in chained
     group = report(result(worker_end(0, 1, captured("group"))))
     assert "caused by" not in group
-    assert "           | OSError: [Errno 5] Input/output error" in group
+    assert "OSError: [Errno 5] Input/output error" in group
 
 
 def test_a_library_s_frames_give_way_to_the_user_s_own() -> None:
