@@ -70,6 +70,7 @@ class _Rank:
     """What is known of one rank: the block that it is writing, and the blocks in which it is held."""
 
     def __init__(self, rank: int) -> None:
+        self.number = rank
         self.prefix = b"[rank%d]:" % rank
         self.is_ended = False
         #: Whether an unfinished line has been shown, so that its rest is shown at once.
@@ -202,6 +203,9 @@ class Fold:
         rank = self._ranks[number]
         rank.size += len(data)
         data = rank.partial + data
+        if (rank.state == _PLAIN or not rank.raws) and data[0] not in _SPECIAL and rank.prefix not in data:
+            self._complete(number)
+            data = data[self._join_next(rank, data) :]
         lines = data.splitlines(keepends=True)
         rank.partial = b"" if data.endswith(b"\n") else lines.pop()
         has_prefixes = rank.prefix in data
@@ -216,6 +220,24 @@ class Fold:
             rank.texts.append(text)
         if rank.raws:
             self._writing.add(number)
+
+    def _join_next(self, rank: _Rank, data: bytes) -> int:
+        """Join the blocks that begin the data; return where the rest begins, which has the last line.
+
+        Most programs write the same lines in the same order: this takes half of the time of dividing them.
+        """
+        place, blocks = 0, self._blocks
+        at = max(0, rank.last + 1 - blocks[0].number) if blocks else 0
+        while at < len(blocks):
+            block = blocks[at]
+            end = place + len(block.text)
+            if end >= len(data) or not data.startswith(block.text, place) or data[end] in _SPECIAL:
+                break
+            block.raws[rank.number] = block.text
+            rank.blocks.append(block)
+            rank.last = block.number
+            place, at = end, at + 1
+        return place
 
     def _end_block(self, number: int) -> list[Block]:
         """End the block that a rank is writing; with an unfinished line, it leaves."""
