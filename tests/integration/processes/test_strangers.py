@@ -161,7 +161,9 @@ _CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--moun
 #: Rank 0 ends at once. Rank 1 ends as a file says, when it is there.
 _EARLY = """
 import os, sys, time
-print("rank", os.environ["RANK"], os.getpid(), os.ttyname(2) if os.isatty(2) else "", flush=True)
+terminal = os.ttyname(2) if os.isatty(2) else ""
+# At once: both workers write to one terminal.
+os.write(1, f"rank {{os.environ['RANK']}} {{os.getpid()}} {{terminal}}\\n".encode())
 while os.environ["RANK"] == "1":
     if os.path.exists({gate!r}): sys.exit(open({gate!r}).read() or 0)
     time.sleep(0.01)
@@ -242,13 +244,13 @@ def test_a_daemon_of_a_helper_that_the_launcher_was_given(
 #: The first process of a container with terminals of its own. When rank 0 has ended, a stranger gets the number of its
 #: terminal or of its session. Says whether the stranger lives after the job, and whether a line is about it.
 _HOST = """
-import os, psutil, subprocess, sys, time
+import os, psutil, re, subprocess, sys, time
 kind, gate, end = sys.argv[1:4]
 mine, theirs = os.openpty()
 job = subprocess.Popen(sys.argv[4:], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
 os.close(theirs)
 output = b""
-while output.count(b"/dev/pts/") < 2: output += os.read(mine, 9999)
+while len(re.findall(rb"/dev/pts/\\d+\\s", output)) < 2: output += os.read(mine, 9999)
 pid, terminal = next(line.split()[2:] for line in output.decode().splitlines() if line.startswith("rank 0 "))
 pid = int(pid)
 while os.path.exists(f"/proc/{pid}"): time.sleep(0.01)

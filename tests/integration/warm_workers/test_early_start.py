@@ -82,7 +82,7 @@ def hold(tmp_path: Path, launch: Launch) -> Hold:
 def test_a_signal_before_the_first_worker(hold: Hold, worker: Worker, name: str) -> None:
     """A stop signal that comes before there are workers ends the launcher as it would any program, with one line."""
     number = signal.Signals[name]
-    job, gate = hold("elastic_run.launcher", worker("say('begun')"))
+    job, gate = hold("elastic_run.multiprocessing.starter", worker("say('begun')"))
     with gate:
         job.send(number)
         assert job.wait_exit() == -number
@@ -103,7 +103,7 @@ def test_a_signal_while_modules_are_preloaded(hold: Hold, worker: Worker, enviro
 def test_a_signal_before_the_first_worker_that_is_ignored(hold: Hold, worker: Worker) -> None:
     """A stop signal that the launcher inherited as ignored (nohup) stays ignored while it starts, too."""
     program = ("sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *ELASTIC_RUN)
-    job, gate = hold("elastic_run.launcher", worker("say('begun')"), program=program)
+    job, gate = hold("elastic_run.multiprocessing.starter", worker("say('begun')"), program=program)
     with gate:
         job.send(signal.SIGHUP)
     assert job.wait_exit() == 0
