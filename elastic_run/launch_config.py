@@ -19,7 +19,7 @@ from elastic_run.agent.driver import AgentParts
 from elastic_run.agent.worker_launch import start_early
 from elastic_run.cli.values import MOST_WORKERS, count, duration, job_id, preloaded, short_name, whole_seconds
 from elastic_run.core.config import AgentConfig, JobConfig, NodeConfig
-from elastic_run.multiprocessing.fork_exec import has_children, list_foreign_handled
+from elastic_run.multiprocessing.fork_exec import has_child, list_foreign_handled
 from elastic_run.multiprocessing.logs import DefaultLogsSpecs
 from elastic_run.notices import UsageError, say
 from elastic_run.records import dataclass, field, replace
@@ -212,7 +212,7 @@ def make_agent_context(
     process has blocked others, or None if it hasn't.
     """
     # Before a plug-in starts one: an orphan that comes to this process is a worker's only if it began without children.
-    adopts_orphans = is_whole_process and os.getpid() != 1 and not has_children()
+    adopts_orphans = is_whole_process and os.getpid() != 1 and not has_child()
     if not config.run_id:
         config.run_id = str(int.from_bytes(os.urandom(16), "big"))
     spec = _make_spec(config, entrypoint, args)

@@ -325,19 +325,10 @@ def start_time(pid: int | str) -> int:
     return int(fields[19]) if fields else 0
 
 
-def is_child(pid: int) -> bool:
-    """Whether a process is a child of this one, so that its exit code can be had."""
-    return _has_child(os.P_PID, pid)
-
-
-def has_children() -> bool:
-    """Whether this process has any child, ended ones included."""
-    return _has_child(os.P_ALL, 0)
-
-
-def _has_child(kind: int, pid: int) -> bool:
+def has_child(pid: int = 0) -> bool:
+    """Whether this process has a certain child, or any; children that have ended and were not collected count."""
     try:
-        os.waitid(kind, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.waitid(os.P_PID if pid else os.P_ALL, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
     return True

@@ -114,7 +114,7 @@ def print_ending(result: JobResult, console: Console, environ: Mapping[str, str]
         if drain := describe_drain(environ, result.detail):
             console.say(drain)
     if result.root is not None:
-        from elastic_run.multiprocessing.errors import write_parent_error_file
+        from elastic_run.multiprocessing.errors.error_file import write_parent_error_file
 
         write_parent_error_file(result.root, environ)
 

@@ -15,13 +15,11 @@ from elastic_run.multiprocessing.errors import (
     ChildFailedError,
     ErrorHandler,
     ProcessFailure,
-    find_exception,
     get_error_handler,
     handlers,
-    read_error_file,
     record,
-    write_parent_error_file,
 )
+from elastic_run.multiprocessing.errors.error_file import find_exception, read_error_file, write_parent_error_file
 from tests.support.job_results import captured, worker_end
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from elastic_run.core.failure.root_cause import ExceptionText, WorkerEnd
     from elastic_run.core.failure.stacks import Dump
     from elastic_run.diagnosis.stack_requests import StackRequests
-    from elastic_run.multiprocessing.errors import ErrorFile
+    from elastic_run.multiprocessing.errors.error_file import ErrorFile
 
 #: The exit code of Python after an uncaught exception.
 _UNCAUGHT = 1
@@ -310,7 +310,7 @@ class Round:
 
     def _make_end(self, rank: int, *, is_thorough: bool = True) -> WorkerEnd:
         from elastic_run.core.failure.root_cause import STDERR_TAIL_LINES, WorkerEnd
-        from elastic_run.multiprocessing.errors import find_exception
+        from elastic_run.multiprocessing.errors.error_file import find_exception
 
         ended = self._exits[rank]
         logs = self._launched.logs

@@ -14,10 +14,6 @@ from elastic_run import lazy_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from elastic_run.multiprocessing.errors.error_file import ErrorFile as ErrorFile
-    from elastic_run.multiprocessing.errors.error_file import find_exception as find_exception
-    from elastic_run.multiprocessing.errors.error_file import read_error_file as read_error_file
-    from elastic_run.multiprocessing.errors.error_file import write_parent_error_file as write_parent_error_file
     from elastic_run.multiprocessing.errors.error_handler import ErrorHandler as ErrorHandler
     from elastic_run.multiprocessing.errors.error_handler import get_error_handler as get_error_handler
     from elastic_run.multiprocessing.errors.error_handler import record as record
@@ -26,14 +22,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ChildFailedError": "failures",
-    "ErrorFile": "error_file",
     "ErrorHandler": "error_handler",
     "ProcessFailure": "failures",
-    "find_exception": "error_file",
     "get_error_handler": "error_handler",
-    "read_error_file": "error_file",
     "record": "error_handler",
-    "write_parent_error_file": "error_file",
 }
 
 __all__ = list(_HOMES)

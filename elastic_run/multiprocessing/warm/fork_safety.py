@@ -14,7 +14,7 @@ import os
 import sys
 
 from elastic_run import contract
-from elastic_run.multiprocessing.fork_exec import has_children, inheritable_descriptors
+from elastic_run.multiprocessing.fork_exec import has_child, inheritable_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ImportWatch:
         return (
             _find_gpu()  # before the threads: the driver starts one
             or _find_threads()
-            or (f"starts a process, {_NOT_SURVIVED}" if has_children() else "")
+            or (f"starts a process, {_NOT_SURVIVED}" if has_child() else "")
             or self._find_descriptor(own)
             or self._find_memory()
             or self._find_read(variables)

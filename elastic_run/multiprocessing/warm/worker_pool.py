@@ -21,7 +21,7 @@ from elastic_run import contract
 from elastic_run.multiprocessing import process_table
 from elastic_run.multiprocessing.fork_exec import (
     inheritable_descriptors,
-    is_child,
+    has_child,
     open_unnamed,
     start_process,
     start_time,
@@ -333,7 +333,7 @@ class TemplateClient:
         self._born, self._ordered = [], []
         before = len(self.forks)
         for place, channel in enumerate(ordered):
-            if place < len(born) and is_child(born[place]):
+            if place < len(born) and has_child(born[place]):
                 self.forks.append(_Fork(born[place], channel))
             else:
                 channel.close()

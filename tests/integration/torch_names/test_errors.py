@@ -14,6 +14,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing import errors as torch_errors
 
 from elastic_run.multiprocessing import errors
+from elastic_run.multiprocessing.errors.error_file import write_parent_error_file
 from tests.support.job_results import worker_end
 from tests.support.wait import DEADLINE
 
@@ -333,7 +334,7 @@ def test_the_parent_s_file_is_torch_s(
         path = tmp_path / f"{name}.json"
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
         if name == "launcher":
-            errors.write_parent_error_file(worker_end(0, exitcode, error_file=str(child)), os.environ)
+            write_parent_error_file(worker_end(0, exitcode, error_file=str(child)), os.environ)
         else:
             package = torch_errors if name == "torch" else errors
             package.get_error_handler().dump_error_file(str(child), exitcode)
@@ -345,7 +346,7 @@ def test_a_composed_parent_s_file_is_read_by_torch(tmp_path: Path) -> None:
     """Where torch would have written nothing, torch can read what we wrote."""
     path = tmp_path / "parent.json"
     root = worker_end(0, 1, 'Traceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: x\n')
-    errors.write_parent_error_file(root, {"TORCHELASTIC_ERROR_FILE": str(path)})
+    write_parent_error_file(root, {"TORCHELASTIC_ERROR_FILE": str(path)})
     failure: Any = torch_errors.ProcessFailure(0, 7, 1, str(path))
     assert failure.message["message"] == "ValueError: x"
     assert failure.message["errorCode"] == 1
