@@ -20,8 +20,8 @@ import os
 from elastic_run import contract
 from elastic_run.multiprocessing import process_table
 from elastic_run.multiprocessing.fork_exec import (
-    inheritable_descriptors,
     has_child,
+    inheritable_descriptors,
     open_unnamed,
     start_process,
     start_time,
