@@ -259,13 +259,14 @@ class Fold:
         if block is None:
             block = Block(self._numbers, text, rank.began_at + HOLD, {})
             self._numbers += 1
-            # Blocks go in their order, so none may wait for longer than a later one.
-            for earlier in reversed(self._blocks):
-                if earlier.deadline <= block.deadline:
-                    break
-                earlier.deadline = block.deadline
             self._blocks.append(block)
             self._equal.setdefault(text, []).append(block)
+        # Blocks go in their order, so none may wait for longer than a later one.
+        block.deadline = min(block.deadline, rank.began_at + HOLD)
+        place = block.number - self._blocks[0].number
+        while place > 0 and self._blocks[place - 1].deadline > block.deadline:
+            place -= 1
+            self._blocks[place].deadline = block.deadline
         block.raws[number] = raw
         rank.blocks.append(block)
         rank.last = block.number
