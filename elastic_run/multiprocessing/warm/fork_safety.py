@@ -160,9 +160,7 @@ def _find_gpu() -> str:
 
 def _find_threads() -> str:
     import _thread
-    import time
 
-    time.sleep(0.001)  # a thread that was just started without `threading` counts from its first step on
     if not _thread._count():  # noqa: SLF001 - what `threading` knows is less
         return ""
     threading = sys.modules.get("threading")
