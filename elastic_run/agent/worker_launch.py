@@ -368,10 +368,11 @@ def explain_failed_start(number: int, error: Exception, program: str) -> RoundFa
         from elastic_run.files import find_program, name_denier
 
         path = find_program(program, os.environ)
-        if isinstance(error, PermissionError):
-            denier = name_denier(path or program) if os.path.dirname(path or program) else ""
-            return RoundFailed(number, verdict="not_executable", detail=f"{program} may not be executed{denier}")
         interpreter = _read_interpreter(path or program)
+        if isinstance(error, PermissionError):
+            named = [each for each in (path or program, interpreter) if os.path.dirname(each)]
+            denier = next(filter(None, map(name_denier, named)), "")
+            return RoundFailed(number, verdict="not_executable", detail=f"{program} may not be executed{denier}")
         # The system gives the same error for a missing script and for a missing interpreter.
         missing = "its interpreter or loader does not exist here"
         if path is None:

@@ -114,7 +114,7 @@ MISTAKES = [
     ("nnodes = '4:1'", "job.toml: nnodes: '4:1' is not MIN[:MAX] with 1 <= MIN <= MAX"),
     ("standalone = 1", "job.toml: standalone: 1 is not true or false"),
     ("rdzv-id = 42", 'job.toml: rdzv-id: 42 is a number, but the value is a text: write "42"'),
-    ("preload = [1.5, true]", "job.toml: preload: true in the list is not a value of this flag (MODULE,...|auto)"),
+    ("preload = [1.5, true]", "job.toml: preload: true in the list is not a value of this flag (MODULE,...)"),
     ("rdzv-conf = {a = [1]}", "job.toml: rdzv-conf: a: a list is not a number, a text, true or false"),
     ("rdzv-conf = {a = 'b,c'}", "job.toml: rdzv-conf: a: 'b,c' has a comma, which ends a setting"),
     ("rdzv-conf = {timeout = 'x'}", "job.toml: rdzv-conf: 'timeout=x' is wrong: timeout is not a number of seconds"),

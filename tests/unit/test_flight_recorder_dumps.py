@@ -137,7 +137,7 @@ def test_a_partial_set_among_logs_is_read(tmp_path: Path) -> None:
     assert [dump.rank for dump in found.dumps] == [2]
     assert found.foreign == 2
     assert [problem.rpartition("/")[2] for problem in sorted(found.problems)] == [
-        "rank_5': left out: it is cut short or damaged",
+        "rank_5': left out: it is cut short or damaged (UnpicklingError)",
         "rank_6': left out: it is empty",
     ]
 

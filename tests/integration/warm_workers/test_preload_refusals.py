@@ -29,9 +29,6 @@ _HAZARDS = {
     "import threading\nthreading.Thread(target=threading.Event().wait, name='pump', daemon=True).start()": (
         "heavy can't be preloaded: it starts a thread (pump)"
     ),
-    "import _thread, select\n_thread.start_new_thread(select.select, ([], [], []))": (
-        "heavy can't be preloaded: it starts a "
-    ),
     "import socket\ns = socket.create_server(('127.0.0.1', 0))": "heavy can't be preloaded: it leaves a socket open",
     "import asyncio\nloop = asyncio.new_event_loop()": "heavy can't be preloaded: it leaves a ",
     "import os\nends = os.pipe()": "heavy can't be preloaded: it leaves a pipe open (pipe:",
