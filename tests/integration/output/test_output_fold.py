@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.launch import ELASTIC_RUN
 from tests.support.wait import stretched
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def test_a_warning_and_a_traceback_of_eight_workers(
 def test_a_terminal(terminal: Terminal, worker: Worker) -> None:
     """A terminal shows them once too, and a progress bar as it comes."""
     body = "say('equal')\nif rank == 0: os.write(2, b'\\r 10%\\r 20%\\n')"
-    terminal.start(*ELASTIC_RUN, "--nproc-per-node=4", str(worker(body)))
+    terminal.start("--nproc-per-node=4", worker(body))
     assert terminal.wait_exit() == 0
     assert b"\r 10%\r 20%\r\n" in terminal.output
     assert terminal.output.count(b"equal") <= 2  # rank 0 leaves its line for the bar
