@@ -83,6 +83,11 @@ class StateClient:
         request = {"do": "fetch", "memory": memory, "record": encode(record).hex(), "kept": kept, "source": where}
         self._ask(request)
 
+    def cancel(self) -> None:
+        """End what another thread does with the connection, unless it is closed."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as same:
+            same.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the connection."""
         self._connection.close()
@@ -104,6 +109,7 @@ class _Server:
     def __init__(self, memories: NodeMemories) -> None:
         self._node = memories
         self._is_fetching = [threading.Lock() for _ in memories.memories]
+        self._sources: dict[int, StateClient] = {}
         limit = os.sysconf("SC_OPEN_MAX")
         self._places = threading.BoundedSemaphore(min(_MOST_CONNECTIONS, max(1, limit // 4)) if limit > 0 else 1)
         #: Those that have not proved that they know the secret, the oldest first.
@@ -177,6 +183,9 @@ class _Server:
             return
         try:
             client = StateClient(StatePlace(node, address, port, bytes.fromhex(secret)))
+            if number in self._sources:  # the node that it reads from may be lost, and is silent for 20 s then
+                self._sources[number].cancel()
+            self._sources[number] = client
             with self._is_fetching[number], contextlib.closing(client):
                 whole = memory.find(request["kept"])
                 half = choose_half(memory.read_records(), None if whole is None else whole.generation)

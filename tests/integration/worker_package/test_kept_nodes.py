@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from elastic_run.agent.kept_memory import KeptMemories
 from elastic_run.contract import ENV_KEPT_STATE
-from elastic_run.core.kept_generations import Generation, Record
+from elastic_run.core.kept_generations import Generation, Record, half_of
 from elastic_run.worker import KeptStateError, kept_checkpoint
 from elastic_run.worker.kept_checkpoint import IncompleteError, write_checkpoint
 from elastic_run.worker.kept_memory import Entry, NodeMemories
@@ -254,6 +255,21 @@ def test_a_copy_takes_no_more_of_the_network_than_it_may(node: Callable[..., tup
     with contextlib.closing(StateClient(own_place)) as client:
         client.read(0, record, 0, memoryview(bytearray(6_000_000)))
     assert time.monotonic() - begun < stretched(0.5)
+
+
+def test_a_later_copy_does_not_wait_for_one_before(node: Callable[..., tuple[NodeMemories, StatePlace]]) -> None:
+    """The node that it comes from may be lost, and would be waited for in each save."""
+    (own, own_place), (other, other_place) = node(0, 16 << 20), node(0)
+    copies, place = node(1, 32 << 20, bandwidth=100_000)
+    slow, quick = _keep(own, 1, b"?" * 6_000_000), _keep(other, 2, b"!")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(StateClient(place).fetch, 0, slow, "", own_place)
+        start, _ = half_of(copies.memories[1].size, 0)
+        wait_until(lambda: bytes(copies.memories[1].part(start, 1)) == b"?", what="the copy's first byte")
+        StateClient(place).fetch(0, quick, "", other_place)
+        with pytest.raises(KeptStateError, match="the node at"):
+            first.result()
+    assert copies.memories[1].find(quick.generation.key) is not None
 
 
 def test_a_stranger_gets_nothing(node: Callable[..., tuple[NodeMemories, StatePlace]]) -> None:
