@@ -268,11 +268,11 @@ class Walk(World):
 
     def _fail(self) -> None:
         """Let workers fail."""
-        busy = [one for one in self.living.values() if one.member.phase == RUNS]
+        # A node that was told to start may have no workers yet.
+        busy = [(one, one.runs) for one in self.living.values() if one.member.phase == RUNS and one.runs is not None]
         if busy:
-            node = self.random.choice(busy)
-            assert node.runs is not None
-            node.fail(node.runs)
+            node, runs = self.random.choice(busy)
+            node.fail(runs)
 
     def _kill(self) -> None:
         """Kill an agent, whose guardian lives or not."""

@@ -113,7 +113,7 @@ for _ in range(60):
 """
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 200))])
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(6, 200))])
 def test_no_byte_of_a_random_program_is_lost(launch: Launch, worker: Worker, tmp_path: Path, seed: int) -> None:
     """The console has each line of each rank, in the order of the rank's log file."""
     flags = ("--nproc-per-node=4", "--tee=3", f"--log-dir={tmp_path / 'logs'}")

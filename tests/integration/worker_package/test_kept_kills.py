@@ -85,7 +85,7 @@ def test_a_torn_state_is_never_loaded(launch: Launch, worker: Worker, kills: int
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [pytest.param(10, marks=pytest.mark.long), pytest.param(200, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("what", ["save", "flush"])
 def test_what_a_kill_leaves_is_whole(launch: Launch, tmp_path: Path, what: str, kills: int) -> None:
     """Ranks, servers of copies and writers of checkpoints die at any moment; see `tests.support.kept_lives`."""
