@@ -74,6 +74,15 @@ _HOOKS = (
 )
 
 
+#: For each step of a round the methods of torch's agents that do the same, in the order in which they end.
+_METHODS = {
+    "RENDEZVOUS": ("SimpleElasticAgent._rendezvous",),
+    "ASSIGN_WORKER_RANKS": ("SimpleElasticAgent._assign_worker_ranks",),
+    "START": ("LocalElasticAgent._start_workers", "SimpleElasticAgent._initialize_workers"),
+    "STOP": ("LocalElasticAgent._stop_workers",),
+}
+
+
 class LocalElasticAgent(SimpleElasticAgent):
     """Manages worker processes on this machine.
 
@@ -154,14 +163,18 @@ class LocalElasticAgent(SimpleElasticAgent):
 
             # A function that its workers can't get is refused before anything is started or joined.
             Functions(spec.entrypoint, {0: spec.args}, self._start_method)
-        with self.supervise() as supervisor:
-            self.connect_stop(supervisor.request_stop)
-            job_result = supervisor.run()
-            self._take_job_result(job_result)
-            # Before the supervisor ends: it removes the workers' error files.
-            result = self._result(job_result)
-            if not result.is_failed() and (last := self._context.current) is not None:
-                result.return_values.update(last.return_values())
+        try:
+            with self.supervise() as supervisor:
+                self.connect_stop(supervisor.request_stop)
+                job_result = supervisor.run()
+                self._take_job_result(job_result)
+                # Before the supervisor ends: it removes the workers' error files.
+                result = self._result(job_result)
+                if not result.is_failed() and (last := self._context.current) is not None:
+                    result.return_values.update(last.return_values())
+        except Exception:
+            self._publish_run(is_success=False)
+            raise
         self._publish_result(result)
         return result
 
@@ -185,6 +198,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._publish_result(self._result(job_result))
             self.record_event(self.get_event_succeeded)
         except (SignalException, RendezvousError, OSError):
+            self._publish_run(is_success=False)
             self.record_event(self.get_event_failed)
 
     def _take_job_result(self, job_result: JobResult) -> None:
@@ -217,30 +231,46 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # --- torch's events and metrics -----------------------------------------------------------------------------------
     def _publish_step(self, step: str, duration_ms: float) -> None:
-        """Publish a step of a round by torch's name: RENDEZVOUS, ASSIGN_WORKER_RANKS, START or FAILED."""
+        """Publish a step of a round: one of `_METHODS`, or FAILED."""
         self._count_remaining(self._context.agent.restart_count)
+        for name in _METHODS.get(step, ()):
+            self._publish_call(name, duration_ms)
         if step == "START":
             for worker in self._worker_group.workers:
                 self._record(step, worker)
+            if self._published_state:  # a round was before
+                self._publish_call("SimpleElasticAgent._restart_workers", duration_ms)
             self._published_state = ""
             self._publish_state("healthy")
         elif step == "FAILED":
             self._publish_state("failed")
-        else:
+        elif step != "STOP":
             self._record(step, duration_ms=duration_ms)
 
     def _publish_state(self, state: str) -> None:
         """Publish the state of the worker group, once for each state that a round comes to."""
         if state != self._published_state and "elastic_run.metrics" in sys.modules:
             role = self._worker_group.spec.role
+            self._publish_call("LocalElasticAgent._monitor_workers", 0.0)
             self.put_metric(f"workers.{role}.remaining_restarts", self._remaining_restarts)
             self.put_metric(f"workers.{role}.{state}", 1)
         self._published_state = state
+
+    def _publish_run(self, *, is_success: bool) -> None:
+        milliseconds = (time.monotonic() - self._started_at) * 1000
+        self._publish_call("SimpleElasticAgent.run", milliseconds, is_success=is_success)
+
+    def _publish_call(self, name: str, duration_ms: float, *, is_success: bool = True) -> None:
+        """Publish a call as `metrics.prof` does."""
+        if "elastic_run.metrics" in sys.modules:
+            self.put_metric(f"{name}.{'success' if is_success else 'failure'}", 1)
+            self.put_metric(f"{name}.duration.ms", int(duration_ms))
 
     def _publish_result(self, result: RunResult) -> None:
         self._publish_state(result.state.value.lower())
         self._record_metrics(result)
         self._record_worker_events(result)
+        self._publish_run(is_success=True)
 
     def _log_watchdog_event(self, name: str, request: ScopeTimer | None) -> None:
         """Emit torch's event of the workers' timers."""

@@ -74,6 +74,7 @@ class RoundDriver:
         self._background: Workers | None = None
         self._ending_background: Workers | None = None
         self._joined_at = 0.0
+        self._stopped_at = 0.0
         self._quit_at: float | None = None  # When SIGQUIT came last
         self._collection: RecorderQuestion | None = None
         self._is_observing = False
@@ -298,6 +299,7 @@ class RoundDriver:
 
     def _stop_workers(self, current: Round, number: int, *, has_dumps: bool) -> None:
         """Stop the workers, after the living ones have written the dumps of their flight recorders."""
+        self._stopped_at = self._loop.now()
         recorder = self._context.flight_recorder
         if self._context.agent.stop_reason == machine.AFTER_SIGNAL:
             current.keep_last_words()
@@ -387,6 +389,8 @@ class RoundDriver:
         self._context.events.round_gone(history.ends, history.root, len(survivors))
         if failure is not None:
             self._context.on_step("FAILED", 0.0)
+        if self._context.agent.stop_reason != machine.AFTER_SUCCESS:
+            self._context.on_step("STOP", (self._loop.now() - self._stopped_at) * 1000)
         self._feed(messages.GroupGone(current.number, failure=failure, is_unkillable=bool(survivors)))
 
     # --- reports to a job of several nodes -------------------------------------------------------------------------
