@@ -44,10 +44,10 @@ class _Driver:
 
 @pytest.mark.parametrize(
     ("stop_reason", "failure", "told"),
-    [(machine.AFTER_FAILURE, Failure(7), [("FAILED", 0.0)]), (machine.AFTER_SUCCESS, None, [])],
+    [(machine.AFTER_FAILURE, Failure(7), [("FAILED", 0.0), ("STOP", 0.0)]), (machine.AFTER_SUCCESS, None, [])],
 )
 def test_the_end_of_a_round_is_told(stop_reason: str, failure: Failure | None, told: list[tuple[str, float]]) -> None:
-    """A failure is a step of torch's."""
+    """A failure is a step of torch's, and so is the stop of workers that have not succeeded."""
     made = _Driver(stop_reason=stop_reason, failure=failure)
     made.driver._on_gone([])
     assert made.calls == told
