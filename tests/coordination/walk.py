@@ -268,11 +268,12 @@ class Walk(World):
 
     def _fail(self) -> None:
         """Let workers fail."""
-        # A node that was told to start may have no workers yet.
-        busy = [(one, one.runs) for one in self.living.values() if one.member.phase == RUNS and one.runs is not None]
+        # A node that has read the end of the job keeps its phase, and has no workers.
+        busy = [one for one in self.living.values() if one.member.phase == RUNS and not one.member.is_over]
         if busy:
-            node, runs = self.random.choice(busy)
-            node.fail(runs)
+            node = self.random.choice(busy)
+            assert node.runs is not None
+            node.fail(node.runs)
 
     def _kill(self) -> None:
         """Kill an agent, whose guardian lives or not."""
