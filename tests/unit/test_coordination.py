@@ -595,7 +595,7 @@ def test_the_nodes_whose_seats_are_needed_are_chosen_first() -> None:
 
 
 def test_a_proposal_without_one_of_its_members_is_abandoned() -> None:
-    """A node that goes before it has accepted the proposal is not waited for."""
+    """A node that goes before it has accepted the proposal is not waited for; one that still runs is told to stop."""
     job = SmallJob()
     for name in "ab":
         job.members[name] = job.make_member(name, job.config)
@@ -606,6 +606,9 @@ def test_a_proposal_without_one_of_its_members_is_abandoned() -> None:
     state = coordinating.decide(job.state, map(Said, said), now=job.now)
     assert state.proposed is not None
     assert coordinating.decide(state, [Closed("b", BROKEN)], now=job.now).proposed is None
+    busy = replace(said[1], phase="runs", started=Round(1, 1, "a", "r", 1))
+    state = coordinating.decide(state, [Said(busy)], now=job.now)
+    assert (state.proposed, coordinating.make_order(state, "b").phase) == (None, "halt")
 
 
 def test_a_seat_has_one_holder() -> None:

@@ -139,9 +139,10 @@ def _take_in(job: Job, events: Sequence[Event], now: float) -> Job:
     )
     proposed = job.proposed
     if proposed is not None:
-        # All members have promised to follow this coordinator, so nothing else can have started on them.
+        # All members have promised to follow this coordinator, so no other one can have started anything on them. The
+        # `start` of its own last round may be late: a node that reads it accepts nothing until it is told to stop.
         first, place = next(iter(proposed.assignments.items()))
-        is_possible = all(name in job.here for name in proposed.proposals)
+        is_possible = all(name in job.here and job.here[name].phase == IDLE for name in proposed.proposals)
         if not is_possible or place.master != job.here[first].store_address:
             job = replace(job, proposed=None)
     return _change_nodes(job, happened, now)
