@@ -66,7 +66,7 @@ class ScopeTimer:
     scope_id: str
     #: Seconds since the epoch; negative to stop counting.
     expiration_time: float
-    #: What the process gets when it expires; nothing if that isn't above 0.
+    #: The signal that the process gets when the timer expires; 0 or less for none.
     signal: int = 0
     #: Monotonic seconds at which it expires, and the seconds that it was to run when the request came.
     deadline: float = 0.0

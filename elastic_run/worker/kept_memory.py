@@ -212,7 +212,7 @@ class KeptMemory:
             self.begin_copy(copy, record)
 
     def begin_copy(self, copy: Callable[[Record], object], record: Record) -> None:
-        """Copy a generation in a thread; a daemon: a worker that ends does not wait for the other node."""
+        """Copy a generation in a daemon thread, so that a worker's end does not wait for the other node."""
         self._copying = threading.Thread(target=copy, args=(record,), daemon=True)
         self._copying.start()
 

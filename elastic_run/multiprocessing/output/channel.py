@@ -189,7 +189,7 @@ class Channel(Source):
         self.pieces.append(data)
 
     def end_line(self) -> None:
-        """Accept that nothing follows the bytes that were cut."""
+        """Take the end of the bytes: none follow those that were cut."""
 
 
 class Captured(Channel):
@@ -361,7 +361,7 @@ class FoldedOutput(Source):
             self._act(self._fold.add(self._loop.now(), self._ranks[channel], data))
 
     def end_channel(self, channel: Channel) -> None:
-        """Accept that nothing follows from a channel; what is held of it may still be shown."""
+        """Take the end of a channel's bytes; its held lines may still be shown."""
         self._act(self._fold.end(self._ranks[channel]))
 
     def flush(self) -> None:

@@ -165,7 +165,7 @@ class Source:
         self.stream.offer(self)
 
     def end(self) -> None:
-        """Accept that nothing follows."""
+        """Take the end of the bytes: no more will come."""
         self.is_ended = True
         self.stream.offer(self)
 

@@ -208,7 +208,7 @@ def test_the_leader_of_etcd_dies(launch: Launch, worker: Worker, backend: str) -
 # --- a guarded etcd, and places that can't be used -------------------------------------------------------------------
 @pytest.mark.parametrize("backend", ["etcd", "etcd-v3"])
 def test_a_guarded_etcd(launch: Launch, worker: Worker, certificates: Certificates, backend: str) -> None:
-    """A job meets in an etcd that speaks TLS and wants a certificate of whoever comes."""
+    """A job meets in an etcd with TLS that requires a client certificate."""
     with Etcd(certificates=certificates) as etcd:
         conf = f"protocol=https,cacert={certificates.cacert},cert={certificates.cert},key={certificates.key}"
         flags = ("--nnodes=2", "--max-restarts=1")

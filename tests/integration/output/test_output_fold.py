@@ -9,47 +9,66 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.wait import stretched
+from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.launch import Launch, Worker
+    from tests.support.launch import Launch, Launched, Worker
     from tests.support.terminal import Terminal
 
-#: Lets workers go on together, as those do that leave a collective; the argument is an empty directory.
+#: Waits until the test has stopped the launcher, so that all have written when it reads; argument: a directory.
 _TOGETHER = """
-import time
-open(os.path.join(sys.argv[1], str(rank)), "w").close()
-while len(os.listdir(sys.argv[1])) < int(os.environ["WORLD_SIZE"]): time.sleep(0.005)
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # each writes all, whoever ends first
+sign = lambda name: open(os.path.join(sys.argv[1], name), "w").close()
+sign(f"ready{rank}")
+while not os.path.exists(os.path.join(sys.argv[1], "go")): time.sleep(0.005)
 """
 _FAILING = f"""
-import signal, warnings
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # each writes its traceback, also after another rank's end
 {_TOGETHER}
+import warnings
+def show(*error): sys.__excepthook__(*error), sign(f"done{{rank}}")
+sys.excepthook = show
 warnings.warn("slow")
 raise ValueError("other" if rank == 3 else "no")
 """
+
+
+def write_together(job: Launched, directory: Path, count: int) -> None:
+    """Have all workers of `_TOGETHER` write while the launcher is stopped."""
+    wait_until(lambda: len(list(directory.glob("ready*"))) == count, what="the workers are there")
+    job.send(signal.SIGSTOP)
+    (directory / "go").touch()
+    wait_until(lambda: len(list(directory.glob("done*"))) == count, what="all have written")
+    job.send(signal.SIGCONT)
 
 
 @pytest.mark.parametrize("flags", [(), ("--tee=3",)], ids=["captured", "tee"])
 def test_a_warning_and_a_traceback_of_eight_workers(
     launch: Launch, worker: Worker, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    """Each stands behind its ranks, a rank that was late (a busy machine) behind its own; files have all."""
-    (tmp_path / "here").mkdir()
-    job = launch("--nproc-per-node=8", f"--log-dir={tmp_path / 'logs'}", *flags, worker(_FAILING), tmp_path / "here")
+    """Each stands once on the console, behind its ranks; the rank that differs stands for itself; files have all."""
+    job = launch("--nproc-per-node=8", f"--log-dir={tmp_path / 'logs'}", *flags, worker(_FAILING), tmp_path)
+    write_together(job, tmp_path, 8)
     assert job.wait_exit() == 1
     shown = job.stderr.partition("-- elastic-run: ")[0]
-    for line, ranks in (("UserWarning: slow", range(8)), ("ValueError: no", (0, 1, 2, 4, 5, 6, 7))):
-        found = re.findall(rf"^\[(?:default|ranks? ?)([\d,-]+)\]:? ?.*{line}$", shown, re.MULTILINE)
-        assert sorted(rank for text in found for rank in read_ranks(text)) == list(ranks) or "--tee=3" not in flags
-        assert shown.count(line) < len(ranks)
-    assert "[ranks " in shown
-    assert shown.count("ValueError: other") == 1
+    assert len(re.findall(r"^\[ranks 0-7\] .*UserWarning: slow$", shown, re.MULTILINE)) == 1
+    assert shown.count("UserWarning") == 1
+    assert len(re.findall(r"^\[ranks 0-2,4-7\] Traceback", shown, re.MULTILINE)) == 1
+    assert (shown.count("ValueError: no"), shown.count("ValueError: other")) == (1, 1)
     for path in tmp_path.glob("logs/*_*/attempt_0/*/stderr.log"):
         text = path.read_text(encoding="utf-8")
         assert (text.count("UserWarning"), text.count("Traceback"), text.count("ranks")) == (1, 1, 0)
+
+
+def test_sixty_four_workers(launch: Launch, worker: Worker, tmp_path: Path) -> None:
+    """Their equal lines are shown once, in their order."""
+    body = "for number in range(5): print('line', number, file=sys.stderr)\nsign(f'done{rank}')"
+    job = launch("--nproc-per-node=64", worker(_TOGETHER + body), tmp_path)
+    write_together(job, tmp_path, 64)
+    assert job.wait_exit() == 0
+    assert re.findall(r".*line \d$", job.stderr, re.MULTILINE) == [f"[ranks 0-63] line {number}" for number in range(5)]
 
 
 def test_a_terminal(terminal: Terminal, worker: Worker) -> None:

@@ -29,6 +29,11 @@ _HAZARDS = {
     "import threading\nthreading.Thread(target=threading.Event().wait, name='pump', daemon=True).start()": (
         "heavy can't be preloaded: it starts a thread (pump)"
     ),
+    # A thread without `threading`, which counts from its first step on.
+    "import _thread, time\nlock = _thread.allocate_lock()\nlock.acquire()\n"
+    "_thread.start_new_thread(lambda: (lock.release(), time.sleep(60)), ())\nlock.acquire()": (
+        "heavy can't be preloaded: it starts a "
+    ),
     "import socket\ns = socket.create_server(('127.0.0.1', 0))": "heavy can't be preloaded: it leaves a socket open",
     "import asyncio\nloop = asyncio.new_event_loop()": "heavy can't be preloaded: it leaves a ",
     "import os\nends = os.pipe()": "heavy can't be preloaded: it leaves a pipe open (pipe:",
