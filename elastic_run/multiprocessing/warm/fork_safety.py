@@ -4,29 +4,42 @@ A fork has only the thread that forked. It can't use a GPU that was initialised 
 parent's children. Kernel objects (sockets, pipes, epoll, shared memory with its locks) are shared by all forks. A
 template lacks the variables in which workers differ, so a module that reads one of them has the wrong value.
 
-Only what modules do is checked; docs/warm-workers.md lists what goes unnoticed. Native threads are not checked: most
-pools (OpenBLAS, which numpy and torch start, MKL, Arrow) survive a fork, and nothing tells which pool a thread is of.
+Only what modules do is checked; docs/warm-workers.md lists what goes unnoticed. Native thread pools that survive a fork
+are allowed: they end their threads before the fork, or start new ones after it. The library of a thread is read from
+its stack, since threads have no names of their own. GNU OpenMP is not allowed: its pool hangs in a fork.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 
 from elastic_run import contract
 from elastic_run.multiprocessing.fork_exec import has_child, inheritable_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
     from typing import Any
 
+#: Beginnings of libraries whose threads survive a fork: pthread_atfork in OpenBLAS (numpy, and torch through it),
+#: in LLVM's and Intel's OpenMP, which is MKL's, and in Arrow's pools and its jemalloc (pandas, datasets).
+_FORK_SAFE = ("libarrow", "libopenblas", "libscipy_openblas", "libomp", "libiomp5", "libmkl_")
+#: Libraries at the bottom of every stack, and inside every wait.
+_EVERYBODYS = ("libc.", "libc-", "ld-linux", "ld-musl", "libpthread", "[vdso]")
 _DEVICES = (
     *("/dev/nvidia", "/dev/nvhost", "/dev/nvmap", "/dev/kfd", "/dev/dri/", "/dev/dxg"),
     *("/dev/accel", "/dev/davinci", "/dev/infiniband/"),
 )
 #: Kernel objects behind a descriptor, with their names in a message.
 _SHARED_KINDS = {"socket:": "a socket", "pipe:": "a pipe", "anon_inode:": "a descriptor of the kernel's"}
+_STACK_BYTES = 1 << 14
+#: Seconds in which a new thread should begin to wait for work, and seconds between two looks, since nothing reports it.
+#: A thread that waits at the first look, as usual, costs no time.
+_SETTLED = 1.0
+_LOOK = 0.005
+_POINTER_BYTES = 8
 _NOT_SURVIVED = "which a fork doesn't survive"
 _SHARED = "which all workers would share"
 #: Variables that a template doesn't have, or not as its workers will.
@@ -135,16 +148,7 @@ def _list_descriptors() -> dict[int, str]:
 
 def _list_shared_memory() -> list[str]:
     """Return the shared writable mappings, whose changes all forks see."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            mappings = [line.split(maxsplit=5) for line in maps]
-    except OSError:
-        return []
-    return [
-        (name[0].strip() if name else "without a name")
-        for _, rights, _, _, _, *name in mappings
-        if rights[:4] == "rw-s"
-    ]
+    return [each.name or "without a name" for each in _list_mappings() if each.rights.startswith("rw-s")]
 
 
 def _find_gpu() -> str:
@@ -161,11 +165,79 @@ def _find_gpu() -> str:
 def _find_threads() -> str:
     import _thread
 
-    if not _thread._count():  # noqa: SLF001 - what `threading` knows is less
-        return ""
+    if _thread._count():  # noqa: SLF001 - what `threading` knows is less
+        return f"starts a thread{_name_python_threads()}, {_NOT_SURVIVED}"
+    tasks, give_up_at = _list_other_tasks(), time.monotonic() + _SETTLED
+    code = [each for each in _list_mappings() if "x" in each.rights] if tasks else []
+    for task in tasks:
+        owner = _await_owner(task, code, give_up_at)
+        if not owner.startswith(_FORK_SAFE):
+            return f"starts a native thread ({owner}), {_NOT_SURVIVED}"
+    return ""
+
+
+def _name_python_threads() -> str:
     threading = sys.modules.get("threading")
-    others = (
-        [] if threading is None else [each for each in threading.enumerate() if each is not threading.main_thread()]
-    )
-    names = f" ({', '.join(each.name for each in others)})" if others else ""
-    return f"starts a thread{names}, {_NOT_SURVIVED}"
+    if threading is None:
+        return ""
+    main = threading.main_thread()
+    names = [thread.name for thread in threading.enumerate() if thread is not main]
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _await_owner(task: str, code: Sequence[_Mapping], give_up_at: float) -> str:
+    """Return the library of a thread once it waits; before, the library can't be known."""
+    while (owner := _name_owner(task, code)) == "" and time.monotonic() < give_up_at:
+        time.sleep(_LOOK)
+    return owner or "of an unknown library"
+
+
+def _name_owner(task: str, code: Sequence[_Mapping]) -> str | None:
+    """Return the library that a thread waits in, the first on its stack that is not in every stack.
+
+    Returns "" if it can't be known now, None if it never can.
+    """
+    try:
+        with open(f"/proc/self/task/{task}/syscall", encoding="ascii") as call:
+            words = call.read().split()
+        with open("/proc/self/mem", "rb", buffering=0) as memory:
+            memory.seek(int(words[-2], 16))
+            stack = memory.read(_STACK_BYTES)
+    except (ValueError, IndexError):
+        return ""  # it runs
+    except OSError:
+        return None
+    for start in range(0, len(stack), _POINTER_BYTES):
+        pointer = int.from_bytes(stack[start : start + _POINTER_BYTES], sys.byteorder)
+        name = next((os.path.basename(each.name) for each in code if each.first <= pointer < each.last), "")
+        if name and not name.startswith(_EVERYBODYS):
+            return name
+    return ""
+
+
+def _list_other_tasks() -> list[str]:
+    me = str(os.getpid())
+    try:
+        return [task for task in os.listdir("/proc/self/task") if task != me]
+    except OSError:
+        return []
+
+
+class _Mapping:
+    """A part of this process's memory, as a line of /proc/self/maps tells of it."""
+
+    __slots__ = ("first", "last", "name", "rights")
+
+    def __init__(self, line: str) -> None:
+        span, self.rights, _, _, _, *name = line.split(maxsplit=5)
+        first, _, last = span.partition("-")
+        self.first, self.last = int(first, 16), int(last, 16)
+        self.name = name[0].strip() if name else ""
+
+
+def _list_mappings() -> list[_Mapping]:
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            return [_Mapping(line) for line in maps]
+    except OSError:
+        return []

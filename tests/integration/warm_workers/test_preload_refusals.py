@@ -34,6 +34,10 @@ _HAZARDS = {
     "_thread.start_new_thread(lambda: (lock.release(), time.sleep(60)), ())\nlock.acquire()": (
         "heavy can't be preloaded: it starts a "
     ),
+    (
+        "import ctypes\nlibc, thread = ctypes.CDLL(None), ctypes.c_ulong()\n"
+        "assert not libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)"
+    ): "heavy can't be preloaded: it starts a native thread",
     "import socket\ns = socket.create_server(('127.0.0.1', 0))": "heavy can't be preloaded: it leaves a socket open",
     "import asyncio\nloop = asyncio.new_event_loop()": "heavy can't be preloaded: it leaves a ",
     "import os\nends = os.pipe()": "heavy can't be preloaded: it leaves a pipe open (pipe:",
