@@ -162,8 +162,8 @@ def _check_lease(world: World, agent: Agent, started: Round) -> None:
         ways: list[tuple[object, ...]] = [("stands", node.name), ("stands", agent.name), ("store", node.host)]
         ways.append(world.way(node.host, agent.host))
         # A connection that has just ended has kept the node until now.
-        last = node.discovery.coordinator[1] if node.link is None else node.link.host.name
-        coordinators = {runs.coordinator, last or runs.coordinator}
+        followed = node.discovery.coordinator[1] if node.link is None else node.link.host.name
+        coordinators = {runs.coordinator, followed or runs.coordinator}
         for older in [world.agents[name] for name in sorted(coordinators - {agent.name})]:
             ways += [world.way(node.host, older.host), ("stands", older.name)]
             if older.is_alive:
