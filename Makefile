@@ -7,8 +7,8 @@ PYTEST :=
 BENCH :=
 # Compiled files are part of what users get; a shell that forbids them would make every start slower.
 unexport PYTHONDONTWRITEBYTECODE
-# More than half of the tests' time is waiting, so five files at a time keep two processors busy, eight of those that
-# start servers, and five of those that take long; the longest files come first.
+# More than half of the tests' time is waiting, so six files at a time keep two processors busy, eight of those that
+# start servers, and six of those that take long; the longest files come first.
 TESTING := $(PYTHON_IN_VENV) -m pytest --dist loadfile --no-loadscope-reorder
 TESTING_CLIENTS := .venv-clients/bin/python -m pytest -p no:anyio -n 3 --dist worksteal tests/clients
 # Another life among faults: make chaos CHAOS="--seed 17 --faults 40"
@@ -32,10 +32,10 @@ demo: setup-demo ## train on 2 workers, kill one, restart, resume, end with a lo
 	@$(PYTHON_IN_VENV) examples/resume/demo.py
 
 test: setup-test ## the tests that need git, make and Python only, and don't take long; 4 minutes on two processors
-	$(TESTING) -n 5 -m "not long and not system and not soak" $(PYTEST)
+	$(TESTING) -n 6 -m "not long and not system and not soak" $(PYTEST)
 
 test-long: setup ## the tests that take long: many imports of torch, kills in a row, times beside torchrun's
-	$(TESTING) -n 5 -m "long and not system and not soak" $(PYTEST)
+	$(TESTING) -n 6 -m "long and not system and not soak" $(PYTEST)
 
 soak: setup ## all of the families of tests of which CI runs a sample: kinds of failures, kills, lives among faults; an hour, as root
 	@tools/test-tools.sh

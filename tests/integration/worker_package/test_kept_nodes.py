@@ -368,6 +368,7 @@ def test_the_workers_of_a_node_share_the_check_of_copies() -> None:
     made.close()
 
 
+@pytest.mark.long
 def test_a_node_without_the_flag_is_an_error(launch: Launch, worker: Worker) -> None:
     """Else the others would wait in a save for workers that keep nothing."""
     program = worker(

@@ -76,7 +76,8 @@ def read_losses(book: Path) -> list[set[str]]:
     return [set(book.with_name(f"{book.name}.{rank}").read_text().splitlines()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("how", ["failure", pytest.param("SIGTERM", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["failure", "SIGTERM"])
 def test_the_newest_state_is_written_on_the_way_out(how: str, launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """A job that fails or is stopped leaves an ordinary checkpoint, which plain torch reads, with a line."""
     end = "raise RuntimeError" if how == "failure" else "print('saved', flush=True); signal.pause()"
@@ -160,7 +161,9 @@ for step in range(1, 101):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("size", [8_000_000, pytest.param(1_000_000_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "size", [pytest.param(8_000_000, marks=pytest.mark.long), pytest.param(1_000_000_000, marks=pytest.mark.soak)]
+)
 def test_generations_take_no_more_memory(launch: Launch, worker: Worker, size: int) -> None:
     """Neither worker nor launcher grows from the tenth generation to the hundredth, and no descriptor is left."""
     job = launch(f"--keep-state={size * 9 // 4 // 1_000_000}MB", worker(GENERATIONS), f"{size}")
