@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, cast
 
-from elastic_run.multiprocessing.output.channel import Captured, Teed
 from elastic_run.multiprocessing.output.console import Stream
 from elastic_run.multiprocessing.output.sink import Sink
 from elastic_run.multiprocessing.output.tail import Activity
+from elastic_run.multiprocessing.output.worker_lines import Captured, Teed
 from elastic_run.multiprocessing.wiring import CAPTURED, STDERR, TEED, Line
 
 if TYPE_CHECKING:

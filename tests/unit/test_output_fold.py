@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from elastic_run.multiprocessing.output.channel import FoldedOutput
 from elastic_run.multiprocessing.output.console import QUEUE_LIMIT
 from elastic_run.multiprocessing.output.fold import HOLD, MOST_HELD, SETTLE, Fold
 from elastic_run.multiprocessing.output.sink import LogFile
+from elastic_run.multiprocessing.output.worker_lines import FoldedOutput
 from tests.support.stream_bench import Bench
 
 if TYPE_CHECKING:

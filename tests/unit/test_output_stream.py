@@ -15,7 +15,7 @@ from elastic_run.multiprocessing.output.sink import LogFile
 from tests.support.stream_bench import Bench
 
 if TYPE_CHECKING:
-    from elastic_run.multiprocessing.output.channel import Channel
+    from elastic_run.multiprocessing.output.worker_lines import Channel
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ class Logged(LogFile):
 @pytest.mark.parametrize("seed", range(40))
 def test_any_interleaving(bench: Bench, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever writes when, however slow the reader: every tee'd line is whole, each byte comes once and in order."""
-    monkeypatch.setattr("elastic_run.multiprocessing.output.channel._SILENCE", 60.0)  # nobody is silent for so long
+    monkeypatch.setattr("elastic_run.multiprocessing.output.worker_lines._SILENCE", 60.0)  # nobody is silent so long
     chance = random.Random(seed)  # noqa: S311 - not a secret
     tees = {name: bench.teed(b"[%s]:" % name, limit=50) for name in (b"A", b"B", b"C")}
     logs = {name: Logged(tmp_path / "log", chance) for name in (b"D", b"E", b"F")}

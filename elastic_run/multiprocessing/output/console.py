@@ -135,7 +135,7 @@ class Console:
 
 
 class Source:
-    """A writer of a stream. This class writes whole lines, the launcher's; `channel` has those for a worker's.
+    """A writer of a stream. This class writes whole lines, the launcher's; `worker_lines` has those for a worker's.
 
     Its pieces wait here until the stream gives it a turn. A source without pieces may wait for a turn, too: only then
     its worker's pipe is read, so that not all workers fill the launcher's memory at once.

@@ -1,7 +1,7 @@
 """The output of the workers of a round: one `Channel` for each stream that `Wiring` has opened.
 
 The way of a byte: a channel reads it from its pipe, writes it to the log file, gives it to the tail for the report, and
-writes it to the console's stream when it is the channel's turn (`channel`, then `console`, then `sink`).
+writes it to the console's stream when it is the channel's turn (`worker_lines`, then `console`, then `sink`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import select
 import sys
 
 from elastic_run.multiprocessing.logs import is_log
-from elastic_run.multiprocessing.output.channel import READ_SIZE, Captured, FoldedOutput, Teed
 from elastic_run.multiprocessing.output.sink import FilteredCopy, LogFile
 from elastic_run.multiprocessing.output.tail import Activity, Tail, read_tail
+from elastic_run.multiprocessing.output.worker_lines import READ_SIZE, Captured, FoldedOutput, Teed
 from elastic_run.multiprocessing.wiring import (
     MUTED,
     STDERR,
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop
     from elastic_run.multiprocessing.logs import LogsDest
-    from elastic_run.multiprocessing.output.channel import Channel
     from elastic_run.multiprocessing.output.console import Console
+    from elastic_run.multiprocessing.output.worker_lines import Channel
     from elastic_run.multiprocessing.wiring import Line, Wiring
 
 #: A tee'd line that is longer is written in parts. All unfinished lines together stay below `_LINES_TOTAL`.

@@ -1,4 +1,4 @@
-"""A stream of a worker: from its pipe to its log file, to the tail for the report, and to the console.
+"""The lines of one stream of a worker: from its pipe to its log file, to the tail for the report, and to the console.
 
 Rules
 - A channel reads its pipe while its turn on the console has come, or nobody's has. So a stuck console makes a worker
