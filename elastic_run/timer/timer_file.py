@@ -1,8 +1,7 @@
 """The agent's side of the workers' timers: the pipe of their requests, and the timers that count down.
 
 - The pipe is opened for reading and writing: so it never comes to an end when the last client closes it, and to wait
-  for a request is to wait for the descriptor. A pipe that another server reads is not taken from it, unless both begin
-  at the same moment.
+  for a request is to wait for the descriptor. A pipe that another server reads is not taken from it.
 - Clients are torch's. They write one line of JSON at a time, shorter than PIPE_BUF: whole lines arrive. Any other line
   is dropped, and the first one is reported.
 - A request says when it expires on the wall clock, which may be set while the timer runs. So the time that is left is
@@ -13,6 +12,7 @@ Source of the JSON: torch 2.13, torch.distributed.elastic.timer.file_based_local
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -207,14 +207,23 @@ class TimerFile:
 
 def _make_pipe(path: str) -> int:
     """Make a named pipe that only this user can open, also in place of one that nobody reads; open it for reading."""
+    # It has its reader before it has its name: another agent that starts now with the same path finds it in use.
+    own = f"{path}.{os.urandom(4).hex()}"
+    os.mkfifo(own, 0o600)
+    fd = os.open(own, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        os.mkfifo(path, 0o600)
-    except FileExistsError:
-        if not stat.S_ISFIFO(os.lstat(path).st_mode) or has_reader(path):
+        os.link(own, path)
+    except OSError as error:
+        if not isinstance(error, FileExistsError) or not stat.S_ISFIFO(os.lstat(path).st_mode) or has_reader(path):
+            os.close(fd)
             raise
-        os.unlink(path)
-        os.mkfifo(path, 0o600)
-    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.rename(own, path)
+    else:
+        return fd
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(own)
+    return fd
 
 
 def has_reader(path: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from elastic_run import timer
 from elastic_run.timer.timer_file import ScopeTimer, TimerFile, read_request
+from tests.support.wait import DEADLINE
 
 if TYPE_CHECKING:
     import subprocess
@@ -122,6 +125,27 @@ def test_the_pipe_takes_the_place_of_nothing_that_matters(tmp_path: Path) -> Non
             TimerFile(str(taken), pytest.fail)
     with pytest.raises(FileNotFoundError, match="the timers' pipe can't be made: No such file"):
         TimerFile(str(tmp_path / "no" / "pipe"), pytest.fail)
+
+
+def test_one_of_several_agents_gets_the_pipe(tmp_path: Path) -> None:
+    """They begin at the same moment, with one path: the others find it in use, and the winner reads what is there."""
+    for number in range(50):
+        path, start, pipes = tmp_path / f"{number}", threading.Barrier(3), list[TimerFile]()
+
+        def make(path: Path = path, start: threading.Barrier = start, pipes: list[TimerFile] = pipes) -> None:
+            start.wait(DEADLINE)
+            with contextlib.suppress(FileExistsError):
+                pipes.append(TimerFile(str(path), pytest.fail))
+
+        threads = [threading.Thread(target=make) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE)
+        (pipe,) = pipes
+        assert path.stat().st_ino == os.fstat(pipe.fd).st_ino
+        assert list(tmp_path.iterdir()) == [path]
+        pipe.close()
 
 
 def test_a_pipe_that_somebody_replaced_is_left_alone(tmp_path: Path) -> None:
