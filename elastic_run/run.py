@@ -154,7 +154,7 @@ def _prepare(args: Namespace, origins: Origins | None, flags: Sequence[Flag] = F
     try:
         found = None
         if may_have_scheduler(os.environ):
-            from elastic_run.cli.cluster_values import complete_from_cluster
+            from elastic_run.cli.scheduler_values import complete_from_cluster
 
             found = complete_from_cluster(args, os.environ, origins)
         keep_static_place(args, recorded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from elastic_run.cli import cluster_values
+from elastic_run.cli import scheduler_values
 from elastic_run.schedulers.slurm_variables import step_port
 
 if TYPE_CHECKING:
@@ -61,4 +61,4 @@ def task_of(step: str) -> tuple[str, ...]:
 
 def complete_from_cluster(args: Namespace, environ: dict[str, str], origins: Origins | None = None) -> list[str]:
     """Fill in what follows from the scheduler, and return the notices."""
-    return cluster_values.complete_from_cluster(args, environ, origins).notices
+    return scheduler_values.complete_from_cluster(args, environ, origins).notices

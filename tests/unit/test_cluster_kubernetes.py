@@ -76,7 +76,7 @@ def test_the_first_pod_tells_what_follows_for_all(monkeypatch: pytest.MonkeyPatc
 
 def test_a_pod_has_a_worker_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the user gave a number, or said as with torchrun where the nodes meet."""
-    monkeypatch.setattr("elastic_run.cli.cluster_values.count_node_gpus", lambda _: ("8", []))
+    monkeypatch.setattr("elastic_run.cli.scheduler_values.count_node_gpus", lambda _: ("8", []))
     assert complete(monkeypatch, "--nnodes=4 train.py")[0].nproc_per_node == "8"
     assert complete(monkeypatch, "--nnodes=4 --nproc-per-node=1 train.py")[0].nproc_per_node == "1"
     assert complete(monkeypatch, "--nnodes=4 --master-addr=train-0 train.py")[0].nproc_per_node == "1"

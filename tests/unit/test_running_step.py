@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_run.cli import cluster_values, request
+from elastic_run.cli import request, scheduler_values
 from elastic_run.cli.make_config import make_config
 from elastic_run.run import parse_args, run_command
 from elastic_run.schedulers import slurm_variables as running_step
@@ -185,7 +185,7 @@ def test_a_job_that_is_over_ends_no_training(monkeypatch: pytest.MonkeyPatch) ->
     for running, end in (("", 0.0), (None, 9999999999.0)):
         monkeypatch.setattr("elastic_run.schedulers.slurm.read_running_step", lambda running=running: running)
         args = parse_args(["--standalone", "train.py"])
-        asked = request.read_request(args, 1, STEP, found=cluster_values.complete_from_cluster(args, STEP))
+        asked = request.read_request(args, 1, STEP, found=scheduler_values.complete_from_cluster(args, STEP))
         assert make_config(asked, dict(STEP))[0].node_config.end_time == end
 
 
