@@ -348,7 +348,7 @@ def _with_our_imports(source: str) -> str:
 
 
 #: The program as it is, on torch's own agent: what the others are compared with, and it changes with torch only.
-UNDER_TORCH = pytest.param("torch", "torch", marks=pytest.mark.long)
+UNDER_TORCH = pytest.param("torch", "torch", marks=pytest.mark.soak)
 #: How the program is run, and whose agent it gets.
 WAYS = pytest.mark.parametrize(("how", "whose"), [UNDER_TORCH, ("compat", "elastic_run"), ("imports", "elastic_run")])
 
