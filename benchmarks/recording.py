@@ -26,7 +26,7 @@ JSON_FILE = ROOT / "docs" / "benchmarks.json"
 #: The benchmarks' names, in the order in which they run.
 ORDER = (
     *("start", "warm", "functions", "memory", "detection", "orphans", "worker_connections", "nodes"),
-    *("node_connections", "scale", "state", "tee", "diagnosis"),
+    *("hosts", "node_connections", "scale", "state", "tee", "diagnosis"),
 )
 _VERSION = 4
 

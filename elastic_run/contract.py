@@ -144,6 +144,8 @@ ENV_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 ENV_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 #: The secret that the nodes of a job share; --rdzv-token-file is safer, since `ps e` shows an environment.
 ENV_RDZV_TOKEN = "ELASTIC_RUN_RDZV_TOKEN"  # noqa: S105 - a name, not a secret
+#: In a launcher that --hosts has started on a host: marks its messages to the command. No worker has it.
+ENV_HOSTS_MARK = "ELASTIC_RUN_HOSTS_MARK"
 #: 1 lets torch's module paths mean ours, in a process and its children.
 ENV_COMPAT = "ELASTIC_RUN_COMPAT"
 #: Where the control sockets of this user's agents are, instead of /tmp: a directory of this machine.

@@ -113,9 +113,12 @@ def run_command(
     try:
         # Before anything is opened: a closed standard descriptor's number would go to the first file.
         ensure_standard_descriptors()
+        if args.hosts:
+            sys.exit(_run_on_hosts(args, parser.origins, flags))
         request = _prepare(args, parser.origins, flags)
         if request is None:
             return
+        _wait_for_hosts(args)
         config, command, command_args = make_config(request, os.environ)
         if config.max_nodes > 1:
             join_command = _make_join_command(args, flags, command_words, parser.origins)
@@ -141,6 +144,27 @@ def run_command(
         code = _report_error(error, parser.origins)
     if code != contract.EXIT_SUCCESS or leave is not sys.exit:
         leave(code)
+
+
+def _run_on_hosts(args: Namespace, origins: Origins, flags: Sequence[Flag]) -> int:
+    """Start the job on the hosts of --hosts, and return its exit code when it has ended."""
+    from elastic_run.cli.hosts import describe_job, plan_job
+    from elastic_run.hosts.connections import run_on_hosts
+    from elastic_run.notices import print_text
+
+    job = plan_job(args, origins, flags, os.environ)
+    if not (args.explain or args.explain_all):
+        return run_on_hosts(job)
+    print_text(describe_job(job))
+    return contract.EXIT_SUCCESS
+
+
+def _wait_for_hosts(args: Namespace) -> None:
+    """Wait for the other hosts of --hosts if this launcher was started by it; they say where the nodes meet."""
+    if mark := os.environ.get(contract.ENV_HOSTS_MARK):
+        from elastic_run.hosts.remote import wait_start
+
+        args.rdzv_endpoint = wait_start(mark) or args.rdzv_endpoint
 
 
 def _prepare(args: Namespace, origins: Origins | None, flags: Sequence[Flag] = FLAGS) -> Request | None:

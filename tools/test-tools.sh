@@ -16,6 +16,7 @@ tools=(
   "cc gcc"
   "slurmctld slurm-wlm"
   "munged munge"
+  "sshd openssh-server"
 )
 missing=()
 for tool in "${tools[@]}"; do

@@ -42,6 +42,7 @@ _COMMON_NAMES = frozenset(
     (
         *("--config", "--explain", "--help", "--log-dir", "--module", "--preload", "--role", "--start-method"),
         *("--local-addr", "--master-addr", "--master-port", "--health-port", "--metrics-port", "--version"),
+        "--hosts",
     )
 )
 
@@ -49,6 +50,8 @@ _COMMON_NAMES = frozenset(
 def check_request(request: Request, environ: Mapping[str, str]) -> None:
     """Check the values against each other, and against this machine; UsageError if the job can't be started so."""
     args = request.args
+    if args.hosts:
+        _refuse("--hosts: works with the command elastic-run only")
     _check_rendezvous(request)
     _check_ranks(request)
     _check_signals(args)

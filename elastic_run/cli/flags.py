@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-PROGRAM, CONFIGURATION = "Program to run", "Configuration"
+PROGRAM, CONFIGURATION, HOSTS = "Program to run", "Configuration", "Start on several hosts"
 #: The group of the flags that print a text and start no job.
 ABOUT = "About"
 #: Defaults of the settings of several nodes, which stand in these two records.
@@ -96,6 +96,11 @@ _TEXTS = {
     "(affinity and cgroup limit). auto starts one worker per device, or one per CPU if there is no device.",
     "--node-rank": "Rank of this node, from 0. With --rdzv-backend=static the rank is fixed. With other backends it "
     "is a preference; 0 and -1 mean no preference.",
+    "--hosts": "Start the job on these hosts, each through ssh: a list (node1,node2:8), or a file with a host in each "
+    "line. SLOTS is the number of workers there, by default that of --nproc-per-node. Directory and interpreter are "
+    "those of this command (docs/several-nodes.md).",
+    "--ssh-options": "With --hosts: options for each ssh, such as '-p 2222 -J gateway'.",
+    "--hosts-env": "With --hosts: more variables that go along to the hosts; NAME* stands for all that begin so.",
     "--module": "SCRIPT is the name of a module, which each worker runs as python -m does.",
     "--no-python": "SCRIPT is a program, which each worker executes without Python. The program is looked up on PATH.",
     "--run-path": "Run SCRIPT with runpy.run_path, in workers that use the same Python as elastic-run. PYTHON_EXEC, "
@@ -273,6 +278,12 @@ FLAGS: tuple[Flag, ...] = (
         Flag("--nnodes", "MIN[:MAX]", read.nodes, default="1:1"),
         Flag("--nproc-per-node", "N|auto|cpu|gpu|xpu", read.worker_count, default="1"),
         Flag("--node-rank", "RANK", read.node_rank, default=0),
+    ),
+    *_group(
+        HOSTS,
+        Flag("--hosts", "HOST[:SLOTS],...|FILE", read.host_list, default=(), is_ours=True),
+        Flag("--ssh-options", "OPTIONS", read.command, default="", is_ours=True),
+        Flag("--hosts-env", "NAME,...", default="", is_ours=True),
     ),
     *_group(
         PROGRAM,

@@ -131,7 +131,7 @@ def read_request(
         settings=_read_settings(args),
         redirects=parse_streams(args.redirects),
         tee=parse_streams(args.tee),
-        token=_read_token(args.rdzv_token_file, environ),
+        token=read_token(args.rdzv_token_file, environ),
         location="" if found is None else found.location,
         has_left_slurm=found is not None and found.has_left_slurm,
     )
@@ -177,7 +177,7 @@ def get_use_env(args: Namespace) -> bool:
     return bool(getattr(args, "use_env", True))
 
 
-def _read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
+def read_token(path: str | None, environ: Mapping[str, str]) -> bytes | None:
     """Read the secret from its file, or from the environment; a pipe, as of a shell's `<(command)`, is read once."""
     if path is None:
         token = environ.get(contract.ENV_RDZV_TOKEN)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import NoReturn
 
+    from elastic_run.hosts.protocol import Host
+
 WORKER_COUNTS = "a number from 1 up, nor auto, cpu, gpu or xpu"
 #: Most workers of a node; a larger number is a typing error.
 MOST_WORKERS = 65536
@@ -23,6 +25,7 @@ _MAX_PORT = 65535
 _MAX_EXIT_CODE = 255
 #: Bytes of a list of modules: it is sent in one message, which holds a few times that.
 _MOST_PRELOADED = 1 << 14
+_LONGEST_HOST_LIST = 1 << 20
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 #: No process can handle the first two; the launcher needs SIGCHLD for itself.
 _UNHANDLED_SIGNALS = {
@@ -308,6 +311,44 @@ def host_if_given(text: str) -> str:
     if not (":" in text and is_host(text[1:-1]) if has_brackets else is_host(text)):
         refuse("is not a host name, an IPv4 or an IPv6 address")
     return text
+
+
+def host_list(text: str) -> tuple[Host, ...]:
+    """Read ``HOST[:SLOTS],...``, or a file with a host in each line, as in ``node1:8`` or ``node1 slots=8``.
+
+    A text with a slash is a file's name, and so is one that a file has.
+    """
+    import os
+
+    from elastic_run.files import read_user_file
+
+    entries = [part.strip() for part in text.split(",")] if text else []
+    if "/" in text or os.path.isfile(text):
+        try:
+            lines = read_user_file(text, _LONGEST_HOST_LIST).decode().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            refuse(f"can't be read: {str(getattr(error, 'strerror', None) or error).lower()}")
+        blank_free = (" ".join(line.partition("#")[0].split()) for line in lines)
+        entries = [line.replace(" slots=", ":") for line in blank_free if line] or refuse("names no host")
+    hosts = tuple(map(_read_host, entries))
+    names = [host.name for host in hosts]
+    if twice := [name for name in names if names.count(name) > 1]:
+        refuse(f"names {twice[0]} twice; {twice[0]}:SLOTS is a host with several workers")
+    return hosts
+
+
+def _read_host(entry: str) -> Host:
+    import re
+
+    from elastic_run.hosts.protocol import Host
+
+    # No host begins with a hyphen: ssh would take it for an option.
+    match = re.fullmatch(r"((?:\w[\w.+-]*@)?)(?:\[([\w:.]+)\]|(\w[\w.+-]*))(?::([0-9]{1,9}))?", entry)
+    user, address, name, slots = ("", "", "", "0") if match is None else match.groups("")
+    if slots and not 1 <= int(slots) <= MOST_WORKERS:
+        form = f"[USER@]HOST[:SLOTS] with 1 to {MOST_WORKERS} workers; an IPv6 address has brackets"
+        refuse(f"has {entry!r}, which is not {form}")
+    return Host(user + address + name, address + name, int(slots) if slots else None)
 
 
 def preloaded(text: str) -> str:

@@ -106,9 +106,9 @@ def start_process(  # noqa: PLR0913 - what a process can be given
 def inherited_environment() -> dict[str, str]:
     """Return the variables of this process that a worker inherits.
 
-    The agents' secret is left out, since the worker may print it, and so is the pipe for this process's own stacks.
+    The agents' secrets are left out, since the worker may print them, and so is the pipe for this process's own stacks.
     """
-    own = (contract.ENV_RDZV_TOKEN, contract.ENV_STACK_PIPE)
+    own = (contract.ENV_RDZV_TOKEN, contract.ENV_STACK_PIPE, contract.ENV_HOSTS_MARK)
     return {name: value for name, value in os.environ.items() if name not in own}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import time
 
-from elastic_run.contract import HANG
+from elastic_run.contract import ENV_HOSTS_MARK, HANG
 from elastic_run.core.failure.diagnose import COLLECTIVE, EARLY_EXIT, NODE_EVENT, OOM_KILL, STUCK
 from elastic_run.core.failure.job_result import OF_NODE
 from elastic_run.core.failure.root_cause import LAST_EXCEPTION, failure_signature
@@ -107,7 +107,15 @@ def print_ending(result: JobResult, console: Console, environ: Mapping[str, str]
     lines = render(result, width=console.columns, color=shows_colors(2, environ))
     if annotation := find_annotation(result, environ):
         lines.append(annotation)
-    console.write(2, ("\n".join(lines) + "\n").encode(errors="replace"))
+    text = "\n".join(lines) + "\n"
+    data = text.encode(errors="replace")
+    if (mark := environ.get(ENV_HOSTS_MARK)) and result.verdict not in OF_NODE:
+        from elastic_run.hosts.protocol import write_marked
+
+        # Of the hosts' reports the command shows one: the failure's own, or one that is not brief.
+        place = (result.root is not None and result.root.host == os.uname().nodename) + (not result.is_brief)
+        data = write_marked(mark, report=text, exit_code=result.exit_code, place=place)
+    console.write(2, data)
     if result.verdict in OF_NODE:
         from elastic_run.schedulers.actions import describe_drain
 

@@ -26,7 +26,9 @@ ALLOWED: dict[str, set[str]] = {
         "rendezvous",
         "launch_config",
     }
-    | {"control", "diagnosis", "report"},
+    | {"control", "diagnosis", "report", "hosts.protocol", "hosts.remote"},
+    "hosts": {"contract", "notices", "core", "loop", "multiprocessing", "rendezvous.addresses", "store.connecting"}
+    | {"report.text"},
     "control": {"contract", "notices"},
     "core": {"contract"},
     "loop": {"contract"},
@@ -43,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "multiprocessing": {"contract", "core", "loop", "utils", "events", "metrics", "cluster.numa"}
     | {"files", "worker_start"},
     "report": {"contract", "core", "loop", "utils", "multiprocessing.errors", "multiprocessing.output"}
-    | {"rendezvous.events", "schedulers.actions", "files"},
+    | {"rendezvous.events", "schedulers.actions", "files", "hosts.protocol"},
     "rendezvous": {"contract", "core", "loop", "store", "utils", "events", "report.waiting"} | {"files"},
     "cluster": {"contract", "core", "files", "utils"},
     "schedulers": {"contract", "notices", "files", "core", "cluster", "rendezvous.addresses"},

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from elastic_run import files
-from elastic_run.cli.request import _read_token
+from elastic_run.cli.request import read_token
 from elastic_run.diagnosis.dumps import find_dumps
 from elastic_run.files import explain_denial, read_user_file
 from elastic_run.notices import UsageError
@@ -39,7 +39,7 @@ def test_a_pipe_without_a_writer_is_an_error(pipe: str) -> None:
     with pytest.raises(ValueError, match="can't be read: nothing was written to this pipe"):
         read_rules(pipe)
     with pytest.raises(UsageError, match=r"^--rdzv-token-file: .* can't be read: nothing was written to this pipe$"):
-        _read_token(pipe, {})
+        read_token(pipe, {})
     with pytest.raises(OSError, match="nothing was written to this pipe"):
         read_logs(pipe)
     assert find_dumps([pipe]).problems == (f"{pipe!r}: left out: nothing was written to this pipe",)
@@ -98,7 +98,7 @@ def test_a_pipe_whose_writer_ends_without_a_byte_is_an_error(pipe: str) -> None:
 def test_a_device_without_an_end_is_no_token() -> None:
     """It is read up to the longest token."""
     with pytest.raises(UsageError, match=r"^--rdzv-token-file: '/dev/zero' is longer than 1024 KiB$"):
-        _read_token("/dev/zero", {})
+        read_token("/dev/zero", {})
 
 
 def test_a_token_file_without_a_token_is_refused(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_token_file_without_a_token_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text(" \n")
     with pytest.raises(UsageError, match=r"^--rdzv-token-file: '.*/token' is empty$"):
-        _read_token(str(path), {})
+        read_token(str(path), {})
 
 
 # --- which part of a path denies access -------------------------------------------------------------------------------
