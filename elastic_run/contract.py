@@ -114,9 +114,10 @@ ENV_STACK_PIPE = "ELASTIC_RUN_STACK_PIPE"
 STACK_HANDLER_FILE = "<frozen importlib elastic_run>"
 #: Name of the socket on which a worker is asked for the dump of its flight recorder. No child of the worker has it.
 ENV_FLIGHT_RECORDER = "ELASTIC_RUN_FLIGHT_RECORDER"
-#: What it is asked for there by one byte: to write its dump, or for the number of its collectives.
+#: What it is asked for there by one byte: to write its dump, for the number of its collectives, or for their times.
 RECORDER_DUMP = b"d"
 RECORDER_COUNT = b"c"
+RECORDER_CALLS = b"t"
 #: Name of the thread that answers.
 RECORDER_THREAD = "flight-recorder"
 #: Name of the socket on which a worker is asked for a fault of --inject-fault. No child of the worker has it.

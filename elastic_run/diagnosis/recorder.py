@@ -4,8 +4,9 @@ A line of the .pth file calls `begin` at Python's own start, where --flight-reco
 torch.distributed then starts a thread that waits on a socket. The main thread is usually in a collective, where no
 signal handler of Python runs; it has given up the GIL there, which the stacks in a dump take. torch's own worker server
 needs no GIL, but its dump of a gloo group has neither stacks nor the ranks of subgroups. NCCL's named pipe is looked at
-once a second, and gloo has none. A request is one byte: `RECORDER_DUMP`, or `RECORDER_COUNT` for the number of
-collectives (no file, 0.2 ms). A worker that ends writes its dump on the way out: its peers may wait for it.
+once a second, and gloo has none. A request is one byte: `RECORDER_DUMP`, `RECORDER_COUNT` for the number of collectives
+(no file, 0.2 ms), or `RECORDER_CALLS` for their times. A worker that ends writes its dump on the way out: its peers may
+wait for it.
 
 The dump is torch's own, a pickle of primitives that torch's tools read, with the rank and the ranks of every process
 group, which gloo's dumps lack, under the name that torch would give it. A dump of torch's own is there if a backend has
@@ -37,7 +38,16 @@ _RECORDERS = ("_dump_nccl_trace", "_dump_xccl_trace", "_dump_fr_trace")
 #: Backends of torch 2.15 whose recorders stay when their process groups are gone.
 _HOOKED = ("nccl2", "nccl-lazy")
 
+#: Beginnings of the names of collectives in which each rank waits for all others, and of those of a backend whose
+#: recorder has no durations.
+_WAIT_FOR_ALL = ("all", "reduce_scatter", "barrier")
+_UNMEASURED = "gloo:"
+#: What stands before the number of an entry in the recorder's JSON.
+_NUMBER = b'"record_id":'
+
 _lock = allocate_lock()
+#: Of each recorder at the last answer of `list_calls`: its counts, the first entry of the next answer, the next entry.
+_told: dict[int, tuple[dict[str, Any], int | None, int]] = {}
 #: The dumps that are this module's to replace: the one that was there when this process began, and its own.
 _replaceable: list[tuple[int, int, int] | None] = [None]
 
@@ -119,6 +129,8 @@ def _answer(listener: socket.socket) -> None:
                 request = connection.recv(1) if is_own_user(connection) else b""
                 if request == contract.RECORDER_COUNT:
                     connection.sendall(count_collectives())
+                elif request == contract.RECORDER_CALLS:
+                    connection.sendall(list_calls())
                 elif request == contract.RECORDER_DUMP and write_dump(has_stacks=False):
                     # Stacks may take seconds, for which torch reads the debug symbols of C++, and the round waits.
                     write_dump(has_stacks=True)
@@ -144,6 +156,60 @@ def count_collectives() -> bytes:
     return b""
 
 
+def list_calls() -> bytes:
+    """Return the collectives since the last answer in which each rank waits for all others, as JSON; never raises.
+
+    `core.failure.slow_rank` says what the moments mean, in microseconds. The first answer has none. A recorder whose
+    counts are as they were is not read: torch holds the GIL for 20 ms to write 2,000 entries. Only the new ones are
+    parsed, since the objects of all would set off the garbage collector, for 80 ms.
+    """
+    from contextlib import suppress
+
+    groups: dict[str, dict[str, Any]] = {}
+    with suppress(Exception):  # this runs in somebody's program
+        import json
+
+        ranks = {name: sorted(_world().pg_group_ranks[group]) for group, name in _world().pg_names.items()}
+        for recorder, dump in enumerate(_recorders("_json")):
+            counts = json.loads(dump(False, False))["pg_status"]
+            before, begin, seen = _told.get(recorder, ({}, None, 0))
+            if counts == before:
+                continue
+            text = dump(True, False)
+            first, end = (_read_number(text, find(_NUMBER)) for find in (text.find, text.rfind))
+            new, lost = [], 0
+            if begin is not None and end >= begin:
+                lost = max(0, first - begin)
+                at = text.find(b"%s%d," % (_NUMBER, begin + lost))
+                new = json.loads(b"[%s}]" % text[text.rfind(b"{", 0, at) : text.find(b"}]", at)])
+            left = end + 1
+            for entry in reversed(new):
+                if entry["retired"] or entry["profiling_name"].startswith(_UNMEASURED):
+                    _add_call(groups, entry, ranks, 1 + lost / len(new))
+                elif entry["record_id"] >= seen:
+                    left = entry["record_id"]  # the next answer tells it; torch never retires parts of a batch of sends
+            _told[recorder] = (counts, left, end + 1)
+        return json.dumps([*groups.values()]).encode()
+    return b""
+
+
+def _read_number(text: bytes, at: int) -> int:
+    """Return the number of the entry that is told at some place; -1 where no entry is."""
+    return -1 if at < 0 else int(text[at + len(_NUMBER) : text.index(b",", at)])
+
+
+def _add_call(groups: dict[str, Any], entry: dict[str, Any], ranks: dict[str, list[int]], scale: float) -> None:
+    """Add a collective to those of its group, if each rank waits for all others in it, and if its time is known."""
+    (name, _), (backend, _, operation) = entry["process_group"], entry["profiling_name"].partition(":")
+    is_measured = f"{backend}:" != _UNMEASURED
+    # torch measures NCCL's collectives with TORCH_NCCL_ENABLE_TIMING=1.
+    moment = -entry.get("duration_ms", 0) * 1000 if is_measured else entry["time_created_ns"] // 1000
+    if moment and name in ranks and operation.lstrip("_").startswith(_WAIT_FOR_ALL):
+        group = f"{backend} {name} {ranks[name][0]}"  # two groups may have one name if no rank is in both
+        known = {"group": group, "size": len(ranks[name]), "is_measured": is_measured, "scale": scale, "calls": []}
+        groups.setdefault(group, known)["calls"].append((entry["collective_seq_id"], int(moment)))
+
+
 def _has_open_collective(dump: Callable[..., bytes]) -> bool:
     """Whether one of the recorded collectives has not ended.
 
@@ -161,14 +227,14 @@ def _unpickle(dump: bytes) -> dict[str, Any]:
     return document
 
 
-def _recorders() -> list[Callable[..., bytes]]:
-    """Return torch's functions that dump the recorders of this process."""
+def _recorders(form: str = "") -> list[Callable[..., bytes]]:
+    """Return torch's functions that dump the recorders of this process, as a pickle or, with `_json`, as JSON."""
     from contextlib import suppress
     from functools import partial
 
     from torch._C import _distributed_c10d as c10d
 
-    dumps = [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
+    dumps = [getattr(c10d, name + form) for name in _RECORDERS if hasattr(c10d, name + form)]
     if "backend: str" in (dumps[-1].__doc__ or ""):  # the signature, which a function in C++ has nowhere else
         names = {*_HOOKED}
         for group in _world().pg_names:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import json
 import os
 import pickle
 import sys
 from threading import Thread
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from elastic_run import contract
 from elastic_run.diagnosis import recorder
 from elastic_run.diagnosis.dumps import OPEN, Collective, Dump, find_dumps
-from elastic_run.diagnosis.recorder import count_collectives, serve, write_dump
+from elastic_run.diagnosis.recorder import count_collectives, list_calls, serve, write_dump
 from elastic_run.diagnosis.trace_analysis import analyse
 from elastic_run.diagnosis.trace_findings import first_line
 
@@ -111,6 +112,38 @@ def _replace_torch(
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     monkeypatch.setitem(sys.modules, "torch._C", core)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+
+
+def test_the_times_of_new_collectives_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those before the first answer, nor those whose duration comes later; a lost entry makes the others count."""
+    ring = [_make_entry(0, "gloo:all_reduce"), _make_entry(1, "nccl:all_reduce", duration_ms=2.5)]
+
+    def dump(has_entries: bool, _active: bool) -> bytes:
+        state = [(entry["record_id"], entry["retired"]) for entry in ring]
+        document = {"entries": ring if has_entries else [], "pg_config": {}, "pg_status": state}
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+    _replace_torch(monkeypatch, lambda *_: b"", ranks=[4, 6])
+    sys.modules["torch._C"]._distributed_c10d._dump_fr_trace_json = dump
+    monkeypatch.setattr(recorder, "_told", {})
+    assert list_calls() == b"[]"
+    names = ["gloo:all_reduce", "gloo:broadcast", "gloo:send 0->1", "nccl:_all_gather_base", "nccl:all_reduce"]
+    ring += [_make_entry(2 + number, name) for number, name in enumerate(names)]
+    ring[5] |= {"duration_ms": 1.5}
+    ring[6] |= {"retired": False}
+    gloo = {"group": "gloo 0 4", "size": 2, "is_measured": False, "scale": 1.0, "calls": [[2, 2000]]}
+    nccl = {"group": "nccl 0 4", "size": 2, "is_measured": True, "scale": 1.0, "calls": [[5, -1500]]}
+    assert json.loads(list_calls()) == [nccl, gloo]
+    assert list_calls() == b"[]"
+    ring[6] |= {"retired": True, "duration_ms": 3.5}
+    assert json.loads(list_calls()) == [nccl | {"calls": [[6, -3500]]}]
+    ring[:] = [_make_entry(8, "gloo:barrier"), _make_entry(9, "nccl:all_reduce")]  # without TORCH_NCCL_ENABLE_TIMING
+    assert json.loads(list_calls()) == [gloo | {"scale": 1.5, "calls": [[8, 8000]]}]
+
+
+def _make_entry(number: int, name: str, **changes: object) -> dict[str, Any]:
+    fields = {"record_id": number, "collective_seq_id": number, "time_created_ns": number * 1_000_000}
+    return {**fields, "process_group": ("0", "default_pg"), "profiling_name": name, "retired": True, **changes}
 
 
 def test_another_thread_has_the_compiler_while_a_dump_is_written(

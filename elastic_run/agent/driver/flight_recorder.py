@@ -29,6 +29,7 @@ _ENTRIES = 2000
 #: Seconds that the stop of the round waits for dumps with stacks; those without take milliseconds.
 WAIT_LIMIT = 3.0
 _COUNT_WAIT = 0.7
+_CALLS_WAIT = 10.0
 _READ_SIZE = 1 << 16
 
 
@@ -115,6 +116,10 @@ class FlightRecorder:
     def count(self, loop: Loop, on_done: Callable[[dict[int, str]], None]) -> RecorderQuestion:
         """Ask the living workers for their collectives, `open 0=2/-1/1` or `done 0=1/-1/1`, by local rank."""
         return RecorderQuestion(loop, self._sockets, contract.RECORDER_COUNT, _COUNT_WAIT, on_done)
+
+    def list_calls(self, loop: Loop, on_done: Callable[[dict[int, str]], None]) -> RecorderQuestion:
+        """Ask the living workers for the times of their collectives since the last question, by local rank."""
+        return RecorderQuestion(loop, self._sockets, contract.RECORDER_CALLS, _CALLS_WAIT, on_done)
 
     def explain(self, *, is_whole_job: bool) -> RecorderFinding | None:
         """Return the cause that the dumps of the last round show, or None.
