@@ -18,7 +18,7 @@ from elastic_run.contract import NO_RUN_ID
 from elastic_run.control.client import VERSION
 from elastic_run.core.agent.messages import Signalled
 from elastic_run.core.failure.stacks import shorten_stacks
-from elastic_run.core.job.node_status import DRAIN, HANG, STACKS, STATUS, count_members, kind_of
+from elastic_run.core.job.node_status import DRAIN, HANG, SLOW, STACKS, STATUS, WAITS, count_members, kind_of
 from elastic_run.records import dataclass
 from elastic_run.signals import SIGTERM
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.api import Worker
     from elastic_run.agent.driver import AgentParts
     from elastic_run.agent.driver.round import Round
+    from elastic_run.agent.driver.watches import Watches
     from elastic_run.agent.driver.worker_readings import Usage
     from elastic_run.agent.http_server import HttpRequest
     from elastic_run.cluster.devices import GpuUse
@@ -68,9 +69,9 @@ class Sample:
 class ControlRequests:
     """Answers the requests to one agent, and remembers what the next one needs, such as the last CPU times."""
 
-    def __init__(self, context: AgentParts, describe_hang: Callable[[], Document] = dict) -> None:
+    def __init__(self, context: AgentParts, watches: Watches | None = None) -> None:
         self._context = context
-        self._describe_hang = describe_hang
+        self._watches = watches
         self._last_sample: Sample | None = None
         self._is_drained = False
 
@@ -162,7 +163,7 @@ class ControlRequests:
     def describe_node(self, before: Sample, now: Sample, gpus: Mapping[int, GpuUse]) -> Document:
         """Return the document of this node; docs/see-into-a-running-job.md lists its fields."""
         agent, current, context, job = self._context.agent, self._context.current, self._context, self._context.job
-        group = context.group
+        group, slow_ranks = context.group, None if self._watches is None else self._watches.slow_ranks
         workers = [] if current is None else group.workers
         return {
             **self._describe_job(),
@@ -180,6 +181,7 @@ class ControlRequests:
             "world_size": group.workers[0].world_size if workers else None,
             "kept_state": None if context.kept is None else context.kept.read_status(),
             "workers": [_describe_worker(each, current, before, now, gpus) for each in workers if current is not None],
+            "behind": [*slow_ranks.shares.items()] if slow_ranks is not None else [],
         }
 
     def take_stacks(self, deliver: Deliver) -> None:
@@ -218,8 +220,17 @@ class ControlRequests:
 
         if kind == DRAIN:
             deliver_of_round({"asked": question, **self._leave_if_named(words)})
-        elif kind == HANG:
-            deliver_of_round({"host": context.hostname, "pid": os.getpid(), **self._describe_hang()})
+        elif kind in (HANG, WAITS, SLOW):
+            own = {"host": context.hostname, "pid": os.getpid(), "groups": [], "workers": []}
+            slow_ranks = None if self._watches is None else self._watches.slow_ranks
+            if kind == HANG and self._watches is not None:
+                own |= self._watches.describe_hang()
+            elif kind == WAITS and slow_ranks is not None:
+                own["groups"] = slow_ranks.answer(words)
+            elif kind == SLOW and slow_ranks is not None:
+                slow_ranks.explain(words, lambda workers: deliver_of_round({**own, "workers": workers}))
+                return
+            deliver_of_round(own)
         else:
             (self.take_stacks if kind == STACKS else self.measure)(deliver_of_round)
 

@@ -17,20 +17,20 @@ from elastic_run.control.socket_directory import SUFFIX, make_directory, remove_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import Any
+    from collections.abc import Mapping
 
     from elastic_run.agent.control_requests import ControlRequests
     from elastic_run.agent.driver import AgentParts
+    from elastic_run.agent.driver.watches import Watches
     from elastic_run.agent.http_server import HttpRequest
 
 
 class ControlServer:
-    """Serves the control socket of one agent; `describe_hang` tells whether its ranks hang, for the other nodes."""
+    """Serves the control socket of one agent; `watches` tell whether its ranks hang, or are slow."""
 
-    def __init__(self, context: AgentParts, describe_hang: Callable[[], dict[str, Any]] = dict) -> None:
+    def __init__(self, context: AgentParts, watches: Watches | None = None) -> None:
         self._context = context
-        self._describe_hang = describe_hang
+        self._watches = watches
         self._requests: ControlRequests | None = None
         self.server: HttpServer | None = None
         self.path = ""
@@ -69,7 +69,7 @@ class ControlServer:
         if self._requests is None:
             from elastic_run.agent.control_requests import ControlRequests
 
-            self._requests = ControlRequests(self._context, self._describe_hang)
+            self._requests = ControlRequests(self._context, self._watches)
         return self._requests
 
     def _answer(self, request: HttpRequest) -> None:

@@ -283,9 +283,11 @@ class MetricsPort(HttpPort):
         find_state: Callable[[], str],
         find_silences: Callable[[], dict[int, float]],
         kept: KeptMemories | None,
+        find_shares: Callable[[], dict[int, float]] = dict,
     ) -> None:
-        """Begin to answer with the counts, the agent's state, seconds since a rank's last output, and kept state."""
+        """Begin to answer with the counts, the agent's state, what is known of each rank, and kept state."""
         self._find_state, self._find_silences, self._kept = find_state, find_silences, kept
+        self._find_shares = find_shares
         self.serve(loop, lambda request: _answer_path(request, ("/metrics",), self._answer))
 
     def _answer(self, request: HttpRequest) -> None:
@@ -321,6 +323,13 @@ class MetricsPort(HttpPort):
         for rank, seconds in self._find_silences().items():
             silences.add_metric([str(rank)], seconds)
         yield silences
+        text = (
+            "Share of the last minute in which the other ranks waited for a rank; the first node has it of all ranks."
+        )
+        behind = GaugeMetricFamily("elastic_run_behind_ratio", text, labels=["rank"])
+        for rank, share in self._find_shares().items():
+            behind.add_metric([str(rank)], share)
+        yield behind
         if self._kept is not None:
             kept = self._kept.read_status()
             yield GaugeMetricFamily("elastic_run_kept_state_bytes", "Memory that --keep-state uses.", kept["used"])

@@ -288,6 +288,50 @@ def read_gpu_use() -> dict[int, GpuUse]:
     return {pid: _add(uses) for pid, uses in found.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class GpuClock:
+    """The clock of one GPU."""
+
+    index: int  # Its number, as nvidia-smi has it
+    clock: int  # MHz
+    highest: int  # MHz
+    reasons: tuple[str, ...]  # What holds the clock down, such as `thermal`; none is known, or the GPU is idle
+
+
+#: NVML's bits of the reasons for a low clock, in `nvml.h`; that of an idle GPU is left out.
+_THROTTLING = {
+    0x60: "thermal",
+    0x80: "power brake",
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x10: "synchronised with a slower GPU",
+    0x102: "clock setting",
+}
+
+
+def read_gpu_clocks() -> dict[int, GpuClock]:
+    """Return the clock of the slowest GPU of each process, by pid; an ill driver may take long."""
+    import pynvml
+
+    found: dict[int, GpuClock] = {}
+    with suppress(pynvml.NVMLError):  # no driver, or no GPU
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            with suppress(pynvml.NVMLError):  # this GPU was lost, or has no clock of its own (MIG)
+                device = pynvml.nvmlDeviceGetHandleByIndex(index)
+                bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
+                clock = GpuClock(
+                    index,
+                    pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM),
+                    pynvml.nvmlDeviceGetMaxClockInfo(device, pynvml.NVML_CLOCK_SM),
+                    tuple(reason for mask, reason in _THROTTLING.items() if bits & mask),
+                )
+                for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device):
+                    found[process.pid] = min(found.get(process.pid, clock), clock, key=lambda each: each.clock)
+        pynvml.nvmlShutdown()
+    return found
+
+
 def _read_device(pynvml: Any, index: int) -> list[tuple[int, GpuUse]]:
     try:
         device = pynvml.nvmlDeviceGetHandleByIndex(index)

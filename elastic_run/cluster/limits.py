@@ -123,6 +123,15 @@ def _group_trees(controller: str, root: str) -> Iterator[list[str]]:
             yield [os.path.join(tree, *parts[:depth]) for depth in range(len(parts) + 1)]
 
 
+def read_throttled(*, root: str = ROOT) -> float:
+    """Return the seconds for which a quota has held up this process's control group, or one above it; 0 if unknown."""
+    found = [0.0]
+    for group in (group for tree in _group_trees("cpu", root) for group in tree):
+        facts = dict(line.split() for line in read_text(os.path.join(group, "cpu.stat")).splitlines())
+        found += [int(facts.get("throttled_usec", 0)) / 1e6, int(facts.get("throttled_time", 0)) / 1e9]
+    return max(found)
+
+
 def _find_lowest(controller: str, read: Callable[[str], float | None], root: str) -> float | None:
     """Return the lowest value of the groups of this process and of all those above them; they limit it, too."""
     groups = (group for tree in _group_trees(controller, root) for group in tree)

@@ -152,6 +152,22 @@ EVENTS: dict[str, Kind] = {
             Field("action", "text", "what follows: report, restart or fail"),
         ),
     ),
+    "waits": Kind(
+        "Once a minute, with --flight-recorder or --hang-timeout: for which ranks the others wait. The first node of a "
+        "job writes this event, for the 16 ranks for which they wait longest.",
+        (
+            Field("ranks", "numbers", "global ranks"),
+            Field("behind", "numbers", "percent of the last minute in which the others waited for each of them"),
+        ),
+    ),
+    "slow_rank_found": Kind(
+        "The others have waited for one rank in most of five minutes.",
+        (
+            Field("rank", "count", "global rank"),
+            Field("behind", "count", "percent of the time in which the others waited for it"),
+            Field("detail", "text", "the line on the console, with the reason where it is known"),
+        ),
+    ),
     "worker_exited": Kind(
         "A worker has ended.",
         (

@@ -117,6 +117,13 @@ def hurrying() -> str:
     return "asked to stop again: killing the workers now"
 
 
+def slow_rank(rank: int, host: str, share: float, reason: str) -> str:
+    """Say which rank the others wait for, and why if that is known."""
+    where = f" on {printable(host)}" if host else ""
+    why = f": {printable(reason)}" if reason else ""
+    return f"rank {rank}{where} is slower than the others (they wait {100 * share:.0f} % of the time for it){why}"
+
+
 def background(processes: list[tuple[int, str]]) -> str:
     """Say which background processes keep running after a success."""
     named = [f"pid {pid} ({elide(printable(command), _COMMAND_LIMIT)})" for pid, command in processes[:_NAMED]]

@@ -45,6 +45,8 @@ def history() -> list[dict[str, Any]]:
         put("silence", round=0, restart=0, rank=0),
         put("resources", round=0, restart=0),
         put("hang_found", round=0, restart=0, rank=0),
+        put("waits", round=0, restart=0),
+        put("slow_rank_found", round=0, restart=0, rank=0),
         put("worker_exited", round=0, restart=0, rank=0, exit_code=1, signal=None),
         put("workers_stopping", round=0, restart=0, reason="failure"),
         put("worker_failed", round=0, restart=0, rank=0, exit_code=1, signal=None),

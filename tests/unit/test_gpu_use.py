@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from elastic_run.agent.driver import worker_readings
+from elastic_run.agent.driver import slow_rank, worker_readings
 from elastic_run.cluster import devices
-from elastic_run.cluster.devices import GpuUse
+from elastic_run.cluster.devices import GpuClock, GpuUse
 from elastic_run.loop import Loop
 
 
@@ -173,3 +173,27 @@ def test_without_the_library_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -
         context = make_context(loop)
         assert ask(context) == {}
         assert context.gpu_thread is None
+
+
+def test_the_clocks_of_gpus_are_read_with_what_holds_them_down(library: Library) -> None:
+    """A process with two GPUs has the clock of the slower one; a GPU that is lost is left out."""
+    clocks = {0: 1005, 1: 1980}
+    library.NVML_CLOCK_SM = 1  # type: ignore[attr-defined]
+    library.nvmlDeviceGetClockInfo = lambda device, _: clocks[device]  # type: ignore[attr-defined]
+    library.nvmlDeviceGetMaxClockInfo = lambda *_: 1980  # type: ignore[attr-defined]
+    library.nvmlDeviceGetCurrentClocksThrottleReasons = lambda _: 0x60  # type: ignore[attr-defined]
+    hot = GpuClock(0, 1005, 1980, ("thermal",))
+    assert devices.read_gpu_clocks() == {10: hot, 11: hot}
+
+
+@pytest.mark.parametrize(("others", "reasons"), [((1980, 1005), ("thermal",)), ((), ("thermal",)), ((1980,), ())])
+def test_the_reason_of_a_slow_rank_is_its_gpu(
+    others: tuple[int, ...], reasons: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clock is clearly lower than the usual one of the others, and the driver says why."""
+    clocks = {9: GpuClock(5, 1005, 1980, reasons)}
+    clocks |= {index: GpuClock(index, other, 1980, reasons) for index, other in enumerate(others)}
+    monkeypatch.setattr(devices, "has_library", lambda: True)
+    monkeypatch.setattr(devices, "read_gpu_clocks", lambda: clocks)
+    monkeypatch.setattr(slow_rank, "_LOOK_TIME", 0.0)
+    assert slow_rank.find_reason(5, {5: 9}) == ("GPU 5 runs at 1,005 of 1,980 MHz (thermal)" if reasons else "")

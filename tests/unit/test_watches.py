@@ -41,6 +41,7 @@ class _Agent:
             loop=loop,
             options=chosen,
             timer_file=None,
+            flight_recorder=None,
             plugin_calls=SimpleNamespace(post=lambda _, call: call()),
             group=SimpleNamespace(spec=spec, workers=[]),
             say=self.lines.append,

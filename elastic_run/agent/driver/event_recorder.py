@@ -39,6 +39,8 @@ _LINE_LIMIT = 2000
 #: Silences of a worker in one round that are all written. After these, a silence is written if it is longer than the
 #: longest one before by this factor.
 _SILENCES = 20
+#: Ranks whose shares are written.
+_MOST_SHARES = 16
 _LONGER = 1.5
 
 
@@ -283,6 +285,16 @@ class EventRecorder:
 
         detail = _one_line(hang_detail(ranks, ended))
         self._put("hang_found", still_s=_seconds(seconds), rank=find_odd_rank(ranks), detail=detail, action=action)
+
+    def waits_measured(self, shares: Mapping[int, float]) -> None:
+        """It was measured for which ranks the others wait; those for which they wait most are written."""
+        told = sorted(sorted(shares, key=lambda rank: -shares[rank])[:_MOST_SHARES])
+        if told:
+            self._put("waits", ranks=told, behind=[round(100 * shares[rank], 1) for rank in told])
+
+    def slow_rank_found(self, rank: int, share: float, line: str) -> None:
+        """The other ranks wait for this one again and again."""
+        self._put("slow_rank_found", rank=rank, behind=round(100 * share), detail=_one_line(line))
 
     def worker_exited(self, current: Round, local_rank: int, exitcode: int) -> None:
         """A worker has ended."""

@@ -89,12 +89,12 @@ class Supervisor:
         if context.worker_pool is not None:
             context.worker_pool.attach(self._loop, context.say)
         self.rounds = RoundDriver(context, self._round_join, early_start, on_background_ended=self._feed_waiting)
-        self._control = ControlServer(context, self.rounds.watches.describe_hang)
+        self._control = ControlServer(context, self.rounds.watches)
         if context.health_port is not None:
             context.health_port.serve_health(self._loop, lambda: context.agent.state)
         if context.metrics_port is not None:
             context.metrics_port.serve_metrics(
-                self._loop, lambda: context.agent.state, self._find_silences, context.kept
+                self._loop, lambda: context.agent.state, self._find_silences, context.kept, self._find_shares
             )
         if self._options.stop_time:
             # The wall clock is read once: a clock that is set later moves nothing.
@@ -116,6 +116,9 @@ class Supervisor:
 
     def _find_silences(self) -> dict[int, float]:
         return {} if self._context.current is None else self._context.current.find_silences()
+
+    def _find_shares(self) -> dict[int, float]:
+        return {} if (watch := self.rounds.watches.slow_ranks) is None else watch.shares
 
     # --- the run ---------------------------------------------------------------------------------------------------
     def __enter__(self) -> Supervisor:

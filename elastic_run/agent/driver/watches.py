@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from elastic_run.agent.driver import AgentParts
     from elastic_run.agent.driver.hang_detection import HangDetection
     from elastic_run.agent.driver.round import Round
+    from elastic_run.agent.driver.slow_rank import SlowRankWatch
     from elastic_run.agent.driver.timers import TimerWatch
     from elastic_run.agent.driver.worker_readings import Activity
     from elastic_run.core.failure.stacks import Dump
@@ -56,6 +57,8 @@ class Watches:
         self._timers: TimerWatch | None = None
         self._hang: HangDetection | None = None
         self._failed: _FailedRanks | None = None
+        #: The watch over the last round's ranks, where torch's flight recorder is on.
+        self.slow_ranks: SlowRankWatch | None = None
         #: Timers of this round, by the watch that has set them.
         self._due: dict[str, Timer] = {}
         self._stuck_since: dict[int, float] = {}
@@ -88,6 +91,10 @@ class Watches:
             self._watch_hang(current, settings.hang_timeout)
         elif can_ask_for_stacks():
             self._watch_quiet(current)
+        if (recorder := self._context.flight_recorder) is not None:
+            from elastic_run.agent.driver.slow_rank import SlowRankWatch
+
+            self.slow_ranks = SlowRankWatch(self._context, current, recorder)
 
     def end_round(self) -> None:
         """Look no more after this round: its workers are being stopped."""
@@ -96,7 +103,7 @@ class Watches:
         for timer in self._due.values():
             timer.cancel()
         self._due.clear()
-        for watch in (self._hang, self._failed):
+        for watch in (self._hang, self._failed, self.slow_ranks):
             if watch is not None:
                 watch.close()
         self._failed = None

@@ -29,11 +29,14 @@ def _make_types(fields: str) -> _Types:
 #: A number from here up is garbage, and so are nan and infinity.
 _BEYOND = 1e15
 #: Kinds of questions, and the fields of the documents that answer them: those of a node, and of each of its workers.
-#: What a question is about may follow its kind: `drain 3 node7` names the asker's round and the node that has to leave.
+#: What a question is about may follow its kind: `drain 3 node7` names the asker's round and the node that has to leave,
+#: `waits 4096` the number of collectives that the asker takes, and `slow 5` the slow rank whose reason it asks for.
 STATUS = "status"
 STACKS = "stacks"
 DRAIN = "drain"
 HANG = "hang"
+WAITS = "waits"
+SLOW = "slow"
 _ROUND = _make_types("round_id:str round_nodes:int")
 _FIELDS: Mapping[str, tuple[_Types, _Types]] = {
     STATUS: (
@@ -58,6 +61,8 @@ _FIELDS: Mapping[str, tuple[_Types, _Types]] = {
             "same:float idle:float waits:bool is_waiting:bool"
         ),
     ),
+    WAITS: (_make_types("host:str pid:int groups:list workers:list"), {}),
+    SLOW: (_make_types("host:str pid:int workers:list"), _make_types("rank:int reason:str")),
 }
 
 
