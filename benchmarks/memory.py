@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.figures import Bar, alone, compare, compared, take_turns
 from benchmarks.job import BenchmarkError, Job
+from elastic_run.contract import RECORDER_THREAD
 from tests.support.processes import descendants_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ _IDLE = 2.0
 #: Seconds over which the processor time of the hang detection is counted in each turn, and the workers that it watches.
 _TICKING = 8.0
 _WATCHED = 8
+#: The same of the watch for a slow rank, which asks every 15 s, and its workers.
+_STEPPING = 45.0
+_STEPPERS = 4
 #: Seconds after their first lines until it has taken its first look, which imports what looks need.
 _FIRST_LOOK = 4.0
 #: Seconds after the workers' first lines until a launcher has nothing left to do.
@@ -84,6 +88,14 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             note=f"over {_TICKING:g} s each time, after the first look at the workers",
         ),
         alone(
+            [watch_slow_ranks(installation, _STEPPING)],
+            benchmark="memory",
+            name=f"processor time of the watch for a slow rank, {_STEPPERS} workers with 100 collectives a second",
+            unit="% of a core",
+            bar=Bar(2.0),
+            note=f"over {_STEPPING:g} s: the launcher's processes, and the recorder's thread in each worker",
+        ),
+        alone(
             [float(len(forbidden_imports(installation)))],
             benchmark="memory",
             name=f"modules that the launcher imports, out of {', '.join(sorted(_NEVER_IMPORTED))}",
@@ -119,6 +131,26 @@ def watch_hang_detection(installation: Installation, seconds: float) -> float:
         time.sleep(seconds)
         after, passed = _processor_times(job.pid, workers), time.monotonic() - began_at
         return 100 * sum(after[pid] - before[pid] for pid in before.keys() & after.keys()) / passed
+
+
+def watch_slow_ranks(installation: Installation, seconds: float) -> float:
+    """Let workers take steps under elastic-run with --flight-recorder."""
+    command = installation.launcher("elastic-run", _STEPPERS, "--flight-recorder", installation.worker("stepper"))
+    with Job(command, directory=installation.directory) as job:
+        workers = {int(words[0]) for words in job.wait_lines(_STEPPERS)}
+        threads = [task for pid in workers for task in Path(f"/proc/{pid}/task").iterdir() if _is_recorder(task)]
+
+        def count() -> float:
+            own = sum(int((task / "schedstat").read_text(encoding="ascii").split()[0]) / 1e9 for task in threads)
+            return own + sum(_processor_times(job.pid, workers).values())
+
+        before, began_at = count(), time.monotonic()
+        time.sleep(seconds)
+        return 100 * (count() - before) / (time.monotonic() - began_at)
+
+
+def _is_recorder(task: Path) -> bool:
+    return (task / "comm").read_text(encoding="ascii").strip() == RECORDER_THREAD
 
 
 def forbidden_imports(installation: Installation) -> set[str]:

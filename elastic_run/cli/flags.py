@@ -196,7 +196,8 @@ _TEXTS = {
     "elastic-run did not ask for count as well. A cancelled job is not run again.",
     "--flight-recorder": "Switch on torch's flight recorder, which records the last collectives of each worker. "
     "After a failure or a stop the report says which rank did not join which collective; the records (dumps) are in "
-    "the log directory of the attempt. elastic-run sets TORCH_FR_BUFFER_SIZE and TORCH_FR_DUMP_TEMP_FILE unless you "
+    "the log directory of the attempt. While the job runs, a line names a rank for which the others wait again and "
+    "again. elastic-run sets TORCH_FR_BUFFER_SIZE and TORCH_FR_DUMP_TEMP_FILE unless you "
     "have set them.",
     "--hang-timeout": "If no rank makes progress for this time (10m), the job counts as hanging. Output, heartbeats, "
     "collectives, changed stacks and computation are progress; docs/troubleshooting.md has all rules. auto: 10 times "

@@ -45,7 +45,18 @@ _WORDS = {"running": "workers run", "starting": "start", "waiting": "rendezvous 
 _REASONS = {"failure": "a worker failed", "halt": "stopped by the job", "signal": "a signal", "success": "success"}
 
 
-_COLUMNS = ("round", "restart", "nodes", "workers", "formed (UTC)", "waited", "ran", "recovered in", "ended by")
+_COLUMNS = (
+    "round",
+    "restart",
+    "nodes",
+    "workers",
+    "formed (UTC)",
+    "waited",
+    "ran",
+    "recovered in",
+    "behind",
+    "ended by",
+)
 
 
 def render_page(job: Job, logs: Logs, others: list[str]) -> str:
@@ -96,6 +107,7 @@ def _describe(job: Job, logs: Logs, others: list[str]) -> dict[str, Any]:
         "shares": _share_out(job, wall),
         "has_goodput": wall >= _SHORTEST,
         "silences": draw_silences(job, shown),
+        "slow": [line for each in job.rounds for member in each.members.values() for line in member.slow][:_CARDS],
         "height": HEIGHT,
         "resources": draw_resources(job, shown),
     }
@@ -133,8 +145,16 @@ def _describe_round(each: Round) -> tuple[str, ...]:
         span(max(member.formed["rendezvous_s"] for member in members)),
         span(max(ran, default=0)),
         "" if recovery is None else span(recovery),
+        _describe_behind(members),
         _describe_end(each),
     )
+
+
+def _describe_behind(members: list[Member]) -> str:
+    """Return the rank for which the others waited longest, and its highest percentage of a minute; "" if unknown."""
+    told = [(share, rank) for member in members for _, shares in member.waits for rank, share in shares.items()]
+    share, rank = max(told, default=(0.0, 0))
+    return f"rank {rank}: {share:.0f} %" if told else ""
 
 
 def _describe_end(each: Round) -> str:

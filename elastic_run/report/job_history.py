@@ -195,6 +195,9 @@ class Member:
     last_at: float  # Wall clock of the node's last line about the round
     events: dict[str, Event] = field(default_factory=dict)  # The others by their names; a line may be missing
     workers: dict[int, Worker] = field(default_factory=dict)  # By global rank
+    #: Wall clock, and percent of a minute in which the others waited for each rank, at several moments
+    waits: list[tuple[float, dict[int, float]]] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)  # The lines about slow ranks
 
     @property
     def node(self) -> str:
@@ -338,6 +341,10 @@ def _add_to_member(member: Member, name: str, event: Event) -> None:
         for rank, cpu, memory in zip(event["ranks"], event["cpu_s"], event["memory_mib"], strict=False):
             if rank in member.workers:
                 member.workers[rank].readings.append((event["time"], cpu, memory))
+    elif name == "waits":
+        member.waits.append((event["time"], dict(zip(event["ranks"], event["behind"], strict=False))))
+    elif name == "slow_rank_found":
+        member.slow.append(event["detail"])
     elif name in _OF_WORKER:
         worker = member.workers.setdefault(event["rank"], Worker(event["rank"]))
         worker.events[name] = event

@@ -32,10 +32,13 @@ _BUSY = 50.0
 _BEYOND = 1e15
 _MEBIBYTE = 1 << 20
 _GIBIBYTE = 1 << 30
-_HEADINGS = ("NODE", "RANK", "LOCAL", "PID", "STATE", "CPU", "MEMORY", "GPU", "GPU MEM", "SILENT", "LAST LINE")
-_TEXT_COLUMNS = frozenset((0, 4, 10))
+_HEADINGS = (
+    *("NODE", "RANK", "LOCAL", "PID", "STATE", "CPU", "MEMORY", "GPU", "GPU MEM", "BEHIND", "SILENT", "LAST LINE"),
+)
+_TEXT_COLUMNS = frozenset((0, 4, 11))
 _NODE_COLUMN = 0
 _GPU_COLUMNS = (7, 8)
+_BEHIND_COLUMN = 9
 _LEAST_LINE = 20
 #: The state of a worker that does not run until it gets SIGCONT.
 _STOPPED = "stopped"
@@ -91,6 +94,17 @@ def _find_median(workers: Sequence[Document], field: str) -> float | None:
     return median(values) if values else None
 
 
+def add_behind(nodes: Sequence[Document]) -> None:
+    """Give each worker its share of the last minute in which the others waited for it; one node knows those of all."""
+    shares: dict[float, float] = {}
+    for told in (told for node in nodes if isinstance(told := node.pop("behind", None), list)):
+        shares |= {
+            pair[0]: pair[1] for pair in told if isinstance(pair, list) and [*map(_is_number, pair)] == [True] * 2
+        }
+    for worker in (worker for node in nodes for worker in node["workers"]):
+        worker["behind"] = shares.get(worker["rank"])
+
+
 def render_status(nodes: Sequence[Document], *, label: str, width: int, color: bool = False) -> list[str]:
     """Return the lines of a job's state."""
     workers = [worker for node in nodes for worker in node["workers"]]
@@ -107,6 +121,7 @@ def render_status(nodes: Sequence[Document], *, label: str, width: int, color: b
     if rows:
         has_gpus = any(worker.get("gpu_memory") is not None or worker.get("gpu") is not None for worker in workers)
         hidden = {*(() if len(nodes) > 1 else (_NODE_COLUMN,)), *(() if has_gpus else _GPU_COLUMNS)}
+        hidden |= set() if any(worker.get("behind") is not None for worker in workers) else {_BEHIND_COLUMN}
         lines += ["", *_align(rows, width, hidden=hidden, bold=marked if color else set())]
     if marks:
         lines += ["", *(mark.text for mark in marks), *_advise(marks, label)]
@@ -205,6 +220,7 @@ def _make_row(node: Document, worker: Document, marked: set[int]) -> tuple[str, 
         "-" if memory is None else _describe_memory(memory),
         "-" if worker.get("gpu") is None else f"{worker['gpu']:.0f} %",
         "-" if worker.get("gpu_memory") is None else _describe_memory(worker["gpu_memory"]),
+        "-" if worker.get("behind") is None else f"{100 * worker['behind']:.0f} %",
         ("?" if silence is None else _describe_silence(silence)) + mark,
         printable(worker.get("last_line") or "").strip() or "-",
     )

@@ -92,6 +92,13 @@ def test_a_failure_is_drawn_where_its_worker_ended() -> None:
     assert row.failures == [(200.0, "round 1, restart 0: rank 0 failed")]
 
 
+def test_a_round_has_the_rank_for_which_the_others_waited_longest() -> None:
+    """With its highest percentage of a minute."""
+    member = make_member("a", last_at=100.0)
+    member.waits = [(20.0, {1: 30.0}), (40.0, {1: 10.0, 2: 4.0})]
+    assert "rank 1: 30 %" in _describe_round(make_round(member))
+
+
 def test_a_line_that_is_longer_than_any_event_is_one_line(tmp_path: Path) -> None:
     """It is cut, and its rest is no line of its own."""
     (tmp_path / "e").write_bytes(b"x" * (3 * LINE_LIMIT) + b"\nnext\n")

@@ -14,7 +14,7 @@ from elastic_run.core.job.membership import Leaving
 from elastic_run.core.job.node_status import DRAIN, STACKS, STATUS, count_members, is_sound, kind_of
 from elastic_run.core.job.restart_policy import UNHEALTHY
 from elastic_run.core.job.state import Job
-from elastic_run.report.status_table import find_left_out, find_marks, render_status
+from elastic_run.report.status_table import add_behind, find_left_out, find_marks, render_status
 from elastic_run.report.text import columns
 from tests.unit.test_exclusion import Play
 
@@ -212,6 +212,16 @@ def test_a_strangers_kept_state_is_passed_over(kept: dict[str, object]) -> None:
     ]
     found = [[line for line in each if line.startswith("kept state")] for each in lines]
     assert found == [[], ["kept state: step 7, 2.0 s old, 1 MiB of 2 MiB"]]
+
+
+def test_a_column_shows_how_long_the_others_waited_where_a_node_knows_it() -> None:
+    """The first node of a job tells it of all ranks; garbage of another node is left out."""
+    nodes = [node(worker(0), behind=[[0, 0.0], [1, 0.226]]), node(worker(1), behind=[[2], "x", [1, "y"]])]
+    nodes.append(node(worker(2), behind=7))
+    add_behind(nodes)
+    head, *rows = render_status(nodes, label="llama", width=100)[2:]
+    end = head.index("BEHIND") + 6
+    assert [row[end - 6 : end].strip() for row in (head, *rows)] == ["BEHIND", "0 %", "23 %", "-"]
 
 
 # --- documents that nodes send where somebody asks --------------------------------------------------------------------

@@ -28,7 +28,7 @@ from elastic_run.control.client import (
 )
 from elastic_run.control.socket_directory import is_stale
 from elastic_run.notices import UsageError, print_json, print_text, replace_unknown, say
-from elastic_run.report.status_table import find_left_out, render_status
+from elastic_run.report.status_table import add_behind, find_left_out, render_status
 from elastic_run.report.text import columns, count, printable, shows_colors
 
 TYPE_CHECKING = False
@@ -110,6 +110,7 @@ def run_status(words: Sequence[str]) -> int:
         say(error)
     if not nodes:
         return contract.EXIT_FAILURE
+    add_behind(nodes)
     if args.json:
         print_json({"version": VERSION, "run": job.label, "left_out": find_left_out(nodes), "nodes": nodes})
     else:
@@ -183,6 +184,7 @@ def _draw(job: RunningJob, width: int) -> Text | None:
     nodes, errors = ask_nodes(job, of_node="status", of_job="nodes")
     if not nodes:
         return Text("\n".join(errors)) if errors else None
+    add_behind(nodes)
     lines = render_status(nodes, label=job.label, width=width, color=shows_colors(1, os.environ))
     return Text.from_ansi("\n".join([*lines, *errors]))
 
