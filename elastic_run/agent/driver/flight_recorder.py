@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FILE_PREFIX = "flight_recorder_rank_"
 #: Entries that the recorder of a worker keeps.
 _ENTRIES = 2000
+#: Entries up to which the times of collectives are asked for: to read one holds up its worker for 10 us.
+_MOST_ENTRIES = 10_000
 #: Seconds that the stop of the round waits for dumps with stacks; those without take milliseconds.
 WAIT_LIMIT = 3.0
 _COUNT_WAIT = 0.7
@@ -89,6 +91,7 @@ class FlightRecorder:
     """The flight recorders of one agent's workers."""
 
     def __init__(self) -> None:
+        self.has_times = True  # Whether the workers may be asked for the times of their collectives
         self._started_at = 0.0
         self._paths: dict[int, str] = {}
         self._sockets: dict[int, str] = {}
@@ -99,6 +102,8 @@ class FlightRecorder:
         self._paths.clear()
         self._sockets = {}
         given = next((parent[name] for name in contract.ENV_RECORDER_PREFIX if parent.get(name)), "")
+        sizes = (parent[name] for name in contract.ENV_RECORDER_SIZE if parent.get(name, "").isdecimal())
+        self.has_times = int(next(sizes, _ENTRIES)) <= _MOST_ENTRIES
         for local_rank, env in envs.items():
             if not any(name in parent for name in contract.ENV_RECORDER_SIZE):
                 env[contract.ENV_RECORDER_SIZE[0]] = str(_ENTRIES)

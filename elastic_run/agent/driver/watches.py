@@ -91,7 +91,7 @@ class Watches:
             self._watch_hang(current, settings.hang_timeout)
         elif can_ask_for_stacks():
             self._watch_quiet(current)
-        if (recorder := self._context.flight_recorder) is not None:
+        if (recorder := self._context.flight_recorder) is not None and recorder.has_times:
             from elastic_run.agent.driver.slow_rank import SlowRankWatch
 
             self.slow_ranks = SlowRankWatch(self._context, current, recorder)
