@@ -159,9 +159,8 @@ def count_collectives() -> bytes:
 def list_calls() -> bytes:
     """Return the collectives since the last answer in which each rank waits for all others, as JSON; never raises.
 
-    `core.failure.slow_rank` says what the moments mean, in microseconds. The first answer has none. A recorder whose
-    counts are as they were is not read: torch holds the GIL for 20 ms to write 2,000 entries. Only the new ones are
-    parsed, since the objects of all would set off the garbage collector, for 80 ms.
+    Moments are in microseconds; the first answer has none. A recorder whose counts are as they were is not read: torch
+    holds the GIL for 20 ms to write 2,000 entries. To parse them all would set off the garbage collector, for 80 ms.
     """
     from contextlib import suppress
 

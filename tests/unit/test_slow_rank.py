@@ -54,7 +54,7 @@ class Training:
             while max(self._at) >= self.now + _PERIOD:
                 self.now += _PERIOD
                 told = [{r: answer(own, size=len(self._ranks)) for r, own in each.items()} for each in self._answers]
-                self.take(slow_rank.join_ranks(told))
+                self.take(slow_rank.join_ranks(told, self.watch.counted))
                 self._answers = [*self._answers[-2:], {rank: [] for rank in self._ranks}]
 
     def take(self, calls: Sequence[Calls], error: float = 0.0) -> None:
@@ -110,7 +110,7 @@ def test_the_line_comes_after_five_minutes_and_again_when_the_rank_has_recovered
 def make_steps(late: Mapping[int, float], clock: float = 0.0, **changes: Any) -> list[Calls]:
     """Return the calls of ranks of a node that come some seconds late to each of the collectives of a window."""
     steps = {rank: [(step, clock + 0.125 * step + seconds) for step in range(80)] for rank, seconds in late.items()}
-    return slow_rank.join_ranks([{rank: answer(calls, **changes) for rank, calls in steps.items()}])
+    return slow_rank.join_ranks([{rank: answer(calls, **changes) for rank, calls in steps.items()}], {})
 
 
 def measure_shares(*nodes: Sequence[Calls], error: float = 0.0) -> dict[int, float]:
@@ -137,7 +137,7 @@ def test_durations_need_no_clock_and_the_newest_of_many_collectives_stand_for_al
     """The rank that came last has spent the least time in the collective."""
     took = {rank: [(step, -(0.005 if rank == 1 else 0.025)) for step in range(80)] for rank in range(4)}
     calls = {rank: answer(own, is_measured=True) for rank, own in took.items()}
-    told = slow_rank.describe_calls(slow_rank.join_ranks([calls]), now=1e9, most=8)
+    told = slow_rank.describe_calls(slow_rank.join_ranks([calls], {}), now=1e9, most=8)
     assert [number for number, *_ in told[0]["calls"]] == list(range(72, 80))
     assert measure_shares(slow_rank.read_calls(told, at=5.0))[1] == pytest.approx(0.16)
 

@@ -2,9 +2,8 @@
 
 - Runs where torch's flight recorder is on. `core.failure.slow_rank` decides.
 - In a job of several nodes, the agent of the first node asks all nodes. A node answers at once with what its workers
-  have told at the question before, and asks them anew: so an answer takes no longer than its way, and the moments in
-  it can be compared.
-- The reason is looked for when a rank is slow, on its node, for two seconds; a job without a slow rank pays nothing.
+  have told at the question before, and asks them anew: so an answer takes no longer than its way.
+- The reason is looked for when a rank is slow, on its node, for two seconds.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class SlowRankWatch:
     def _ask(self) -> None:
         self._timer = self._loop.call_later(self._period, self._ask)
         if self._job is None:
-            self._collect(lambda: self._add(slow_rank.join_ranks(self._answers), 0.0))
+            self._collect(lambda: self._add(slow_rank.join_ranks(self._answers, self._watch.counted), 0.0))
             return
         asked_at = self._loop.now()
         most = min(_MOST_CALLS, _MOST_IN_ALL // self._nodes)
@@ -112,7 +111,7 @@ class SlowRankWatch:
         """Return what this node's workers have told last, for the node that asks, and ask them anew."""
         most = int(words) if words.isdecimal() else 0
         # The recorders' clock is the wall clock; the answer has ages.
-        told = slow_rank.describe_calls(slow_rank.join_ranks(self._answers), time.time(), min(most, _MOST_CALLS))
+        told = slow_rank.describe_calls(slow_rank.join_ranks(self._answers, {}), time.time(), min(most, _MOST_CALLS))
         self._collect()
         return told
 

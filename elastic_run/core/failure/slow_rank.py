@@ -36,8 +36,6 @@ _CLOSE = 0.8
 _MICROSECOND = 1e-6
 #: Answers of a node's ranks that are put together: the last rank may tell of a call much later than the others.
 ANSWERS = 3
-#: A number from here up is garbage.
-_BEYOND = 1e18
 
 
 # --- what is known of the calls ---------------------------------------------------------------------------------------
@@ -63,17 +61,18 @@ class Calls:
     new: int = 0  # Collectives of the last answer
 
 
-def join_ranks(answers: Sequence[Mapping[int, Sequence[Document]]]) -> list[Calls]:
-    """Put answers of one node's recorders together, by global rank; `diagnosis.recorder` has their form."""
+def join_ranks(answers: Sequence[Mapping[int, Sequence[Document]]], counted: Mapping[str, int]) -> list[Calls]:
+    """Put answers of one node's recorders together, by global rank, without the collectives that were counted."""
     found: dict[str, dict[int, list[Document]]] = {}
     for rank, answer in (told for each in answers for told in each.items()):
         for group in answer:
             found.setdefault(group["group"], {}).setdefault(rank, []).append(group)
-    return [_join_group(group, of_rank) for group, of_rank in found.items()]
+    return [_join_group(group, of_rank, counted.get(group, -1)) for group, of_rank in found.items()]
 
 
-def _join_group(name: str, of_rank: Mapping[int, Sequence[Document]]) -> Calls:
-    moments = {rank: dict(call for group in groups for call in group["calls"]) for rank, groups in of_rank.items()}
+def _join_group(name: str, of_rank: Mapping[int, Sequence[Document]], counted: int) -> Calls:
+    told = {rank: (call for group in groups for call in group["calls"]) for rank, groups in of_rank.items()}
+    moments = {rank: {number: at for number, at in calls if number > counted} for rank, calls in told.items()}
     calls = {}
     for number in sorted(set.intersection(*map(set, moments.values()))):
         ordered = sorted((own[number] * _MICROSECOND, rank) for rank, own in moments.items())
@@ -117,7 +116,7 @@ def read_calls(groups: Sequence[Any], at: float) -> list[Calls]:
             calls = {
                 int(number): Call(rank, base + last * _MICROSECOND, base + typical * _MICROSECOND)
                 for number, rank, last, typical in group["calls"]
-                if rank in ranks and max(abs(number), abs(last), abs(typical)) < _BEYOND
+                if rank in ranks
             }
             found.append(Calls(str(group["group"]), size, group["is_measured"] is True, ranks, calls, scale))
         except (TypeError, ValueError, KeyError, OverflowError):
@@ -138,10 +137,9 @@ class Window:
     counted: Mapping[str, int]  # The number of the last collective of each group that is in this window or one before
 
 
-def measure(
-    parts: Iterable[Calls], counted: Mapping[str, int], now: float, seconds: float, error: float
-) -> Window | None:
+def measure(parts: Iterable[Calls], watch: SlowRanks, now: float, error: float) -> Window | None:
     """Return the window that ends now; None if no collective after those that were counted is known of all ranks."""
+    seconds, counted = now - (watch.since or 0.0), watch.counted
     groups: dict[str, list[Calls]] = {}
     for part in parts:
         groups.setdefault(part.group, []).append(part)
@@ -228,13 +226,17 @@ class SlowRanks:
     windows: tuple[Window, ...] = ()
     told: frozenset[int] = field(default_factory=frozenset)  # Slow ranks that were told
 
+    @property
+    def counted(self) -> Mapping[str, int]:
+        """The number of the last collective of each group that is in a window."""
+        return self.windows[-1].counted if self.windows else {}
+
 
 def add(watch: SlowRanks, parts: Iterable[Calls], now: float, error: float = 0.0) -> SlowRanks:
     """Add an answer of all nodes; without collectives the window goes on."""
     if watch.since is None:
         return replace(watch, since=now)
-    counted = watch.windows[-1].counted if watch.windows else {}
-    window = measure(parts, counted, now, now - watch.since, error)
+    window = measure(parts, watch, now, error)
     if window is None:
         return watch
     windows = [*watch.windows, window]
