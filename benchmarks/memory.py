@@ -92,7 +92,7 @@ def measure(installation: Installation, effort: Effort) -> list[Figure]:
             benchmark="memory",
             name=f"processor time of the watch for a slow rank, {_STEPPERS} workers with 100 collectives a second",
             unit="% of a core",
-            bar=Bar(2.0),
+            bar=Bar(3.0),
             note=f"over {_STEPPING:g} s: the launcher's processes, and the recorder's thread in each worker",
         ),
         alone(

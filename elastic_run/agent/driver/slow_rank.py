@@ -37,11 +37,9 @@ if TYPE_CHECKING:
     Document = dict[str, Any]
 
 #: Seconds between two questions, and the same in a large job. An answer holds up a worker for 20 ms.
-PERIOD = 15.0
-_LONG_PERIOD = 30.0
+PERIOD, _LONG_PERIOD = 15.0, 30.0
 #: Seconds in which a slow rank is slow, and seconds of which the shares tell.
-SPAN = 300.0
-RECENT = 60.0
+SPAN, RECENT = 300.0, 60.0
 #: Collectives in the answer of a node at most, and in those of all nodes.
 _MOST_CALLS = 4096
 _MOST_IN_ALL = 65536
