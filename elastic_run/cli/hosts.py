@@ -75,7 +75,7 @@ def plan_job(args: Namespace, origins: Origins, flags: Sequence[Flag], environ: 
     ranks = [[f"--node-rank={rank}"] if count > 1 else [] for rank in range(count)]
     program = ("--", args.training_script, *args.training_script_args)
     root = os.path.dirname(os.path.dirname(os.path.abspath(elastic_run.__file__)))
-    remote = shlex.join(("exec", own_interpreter() or "python3", "-c", CODE, root))
+    remote = shlex.join(("exec", own_interpreter() or "python3", "-I", "-S", "-c", CODE, root))
     ssh = (*_SSH, *shlex.split(args.ssh_options), *_SSH_DEFAULTS)
     token, patterns = read_token(args.rdzv_token_file, environ), (*PASSED, *args.hosts_env.split(","))
     passed = [name for name in environ if any(fnmatchcase(name, pattern) for pattern in patterns)]

@@ -282,7 +282,7 @@ class Connection:
             self.command.on_ready()
         elif "exit" in message:
             self.exit_code = message["exit"]
-            self._loop.call_later(_LINGER, self._close_late)
+            self.hang_up()
         elif "report" in message:
             self.report = message
 
@@ -300,7 +300,7 @@ class Connection:
         return printable(words.removeprefix("elastic-run: error: ") or f"ssh has ended with {self.ssh_code}")
 
     def hang_up(self) -> None:
-        """Close the host's stdin, which ends its launcher; if ssh doesn't end then, end it."""
+        """Close the host's stdin, which ends its launcher if that runs; if ssh doesn't end then, end it."""
         if self._stdin >= 0:
             self._loop.remove_writer(self._stdin)
             os.close(self._stdin)

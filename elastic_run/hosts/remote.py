@@ -26,9 +26,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: What Python runs in a host's ssh, and as its launcher; the first argument is the directory of the package. It takes
-#: the place of the working directory, where any module may have the name of a standard one.
-CODE = "import sys; sys.path[0] = sys.argv.pop(1); from elastic_run.hosts.remote import main; main()"
+#: What Python runs in a host's ssh, with -I -S, and as its launcher; the first argument is the package's directory. In
+#: the launcher it takes the place of the working directory, where any module may have the name of a standard one.
+CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from elastic_run.hosts.remote import main; main()"
 _LAUNCHER = "import sys; sys.path[0] = sys.argv.pop(1); from elastic_run.__main__ import main; main()"
 _READ_SIZE = 1 << 16
 #: Of prctl(2).
