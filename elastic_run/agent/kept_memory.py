@@ -16,45 +16,42 @@ import secrets
 import socket
 import sys
 import time
-from collections import Counter
 
 from elastic_run.contract import ENV_KEPT_STATE
-from elastic_run.core.kept_generations import HALVES, HEADER, RECORD, decode, read_size
+from elastic_run.core.kept_generations import HALVES, HEADER, RECORD, decode, newest, read_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from elastic_run.core.kept_generations import Record
-
-__all__ = ["KeptMemories", "choose_size"]
 
 #: Least bytes of one worker's memory.
 _LEAST = 1 << 20
 
 
 class KeptMemories:
-    """The memories of this node's workers, and those for copies: `size` bytes of all together.
-
-    There are `copies` (0 or 1) of each worker of another node, which come at `bandwidth` bytes a second at most, unless
-    that is 0. With `is_served` other nodes may ask for this node's state.
-    """
+    """The memories of this node's workers, and those for `copies` (0 or 1): `size` bytes of all together."""
 
     def __init__(
         self, size: int, workers: int, copies: int = 0, *, bandwidth: int = 0, is_served: bool = False
     ) -> None:
         self.size = size
         self._workers = workers
-        self._rate = -(-bandwidth // workers)
-        self._secret = secrets.token_hex(32)
         self._listening = open_at_any_port() if is_served else None
+        self._descriptors: list[int] = []
         # Random: a worker in another pid namespace, or with variables of a launcher that is gone, must not take the
         # memory of another job for its own.
-        self._name = f"elastic-run-state-{secrets.token_hex(8)}"
-        self._descriptors: list[int] = []
+        name = f"elastic-run-state-{secrets.token_hex(8)}"
+        #: What the workers and the helpers are told, but for the number of a worker's memory.
+        self._description: dict[str, object] = {
+            "workers": workers,
+            "name": name,
+            "port": 0 if self._listening is None else self._listening.getsockname()[1],
+            "secret": secrets.token_hex(32),
+            "rate": -(-bandwidth // workers),
+        }
         try:
             for number in range(workers * (1 + copies)):
-                descriptor = os.memfd_create(f"{self._name}-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                descriptor = os.memfd_create(f"{name}-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
                 self._descriptors.append(descriptor)
                 os.ftruncate(descriptor, size // (workers * (1 + copies)))
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
@@ -64,23 +61,16 @@ class KeptMemories:
 
     def describe(self, number: int) -> dict[str, str]:
         """Return the variable with which a worker finds its memory, the others' and the server."""
-        found = {
-            "number": number,
-            "workers": self._workers,
-            "name": self._name,
-            "paths": [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in self._descriptors],
-            "port": 0 if self._listening is None else self._listening.getsockname()[1],
-            "secret": self._secret,
-            "rate": self._rate,
-        }
-        return {ENV_KEPT_STATE: json.dumps(found)}
+        paths = [f"/proc/{os.getpid()}/fd/{descriptor}" for descriptor in self._descriptors]
+        return {ENV_KEPT_STATE: json.dumps({**self._description, "number": number, "paths": paths})}
 
     def read_status(self) -> dict[str, Any]:
         """Return the label and the age of the newest state that this node's ranks have, and the bytes in use."""
-        records = [record for own in self._descriptors[: self._workers] for record in _read_records(own)]
-        counts = Counter(record.generation for record in records)
-        whole = (one for one, count in counts.items() if count == min(self._workers, one.world_size))
-        generation = max(whole, key=lambda one: one.number, default=None)
+        places = [
+            os.pread(own, RECORD, half * RECORD) for own in self._descriptors[: self._workers] for half in range(HALVES)
+        ]
+        records = [record for place in places if (record := decode(place)) is not None]
+        generation = newest(records, self._workers)
         saved = max((record.saved_at for record in records if record.generation == generation), default=0.0)
         return {
             "size": self.size,
@@ -116,17 +106,8 @@ def open_at_any_port() -> socket.socket:
         return socket.create_server(("", 0))
 
 
-def _read_records(descriptor: int) -> list[Record]:
-    places = (os.pread(descriptor, RECORD, half * RECORD) for half in range(HALVES))
-    return [record for place in places if (record := decode(place)) is not None]
-
-
 def choose_size(wanted: str, memories: int) -> int:
-    """Return the bytes of all memories, for a --keep-state: with `auto`, half of what is left.
-
-    Raises:
-        ValueError: So much is not left, or it is too little for the workers.
-    """
+    """Return the bytes of all memories, half of what is left for `auto`; raise ValueError if they can't be had."""
     from elastic_run.cluster.limits import available_memory
 
     left = available_memory()

@@ -44,27 +44,23 @@ class Generation:
 class Record:
     """What one half of a memory holds. Positions count bytes from `start`, so that a copy may lie in another half."""
 
-    generation: Generation  # The generation
+    generation: Generation
     rank: int  # The rank whose part this is
     start: int  # The first byte of the half, from the beginning of the memory
     index_start: int  # Where the index begins, behind the tensors
     index_length: int  # Its length in bytes
     index_check: int  # CRC-32 of the index
-    checks_length: int = 0  # The length of the tensors' checksums, which follow the index; 0 until they are computed
-    checks_check: int = 0  # CRC-32 of these
+    check: int | None = None  # The checksum of the tensors, None until it is computed
     saved_at: float = 0.0  # Monotonic seconds of this machine when it was written, for display
 
     @property
     def length(self) -> int:
-        """The bytes of tensors, index and checksums."""
-        return self.index_start + self.index_length + self.checks_length
+        """The bytes of tensors and index."""
+        return self.index_start + self.index_length
 
 
 def read_size(text: str) -> int:
-    """Return the bytes of --keep-state, 0 for `auto`; raise ValueError where it is neither that nor a size.
-
-    A size is a whole number with one of the units KB to TB (powers of 1000) or KiB to TiB.
-    """
+    """Return the bytes of --keep-state, 0 for `auto`; raise ValueError where it is neither that nor a size."""
     if text == "auto":
         return 0
     number = text.rstrip("BKMGTi")
@@ -84,9 +80,9 @@ def half_of(size: int, half: int) -> tuple[int, int]:
 def encode(record: Record) -> bytes:
     """Return a record as the bytes of its place; raise ValueError where its label is too long."""
     one = record.generation
-    values = (one.number, one.key, one.label, one.world_size, record.rank, record.start, record.index_start)
-    checks = (record.index_length, record.index_check, record.checks_length, record.checks_check, record.saved_at)
-    text = json.dumps((*values, *checks)).encode()
+    values = (one.number, one.key, one.label, one.world_size, record.rank, record.start)
+    rest = (record.index_start, record.index_length, record.index_check, record.check, record.saved_at)
+    text = json.dumps((*values, *rest)).encode()
     if len(text) > RECORD - _CHECK:
         message = f"a label of {len(one.label)} characters is too long"
         raise ValueError(message)
@@ -105,19 +101,16 @@ def decode(place: bytes) -> Record | None:
     return Record(Generation(number, key, label, world_size), rank, *positions)
 
 
-def newest(records: Iterable[Record]) -> Generation | None:
-    """Return the newest generation that all of its ranks have, or None if there is none."""
+def newest(records: Iterable[Record], workers: int | None = None) -> Generation | None:
+    """Return the newest generation that all of its ranks have, or all workers of a node; None if there is none."""
     ranks: dict[Generation, set[int]] = {}
     for record in records:
         ranks.setdefault(record.generation, set()).add(record.rank)
-    whole = [one for one, there in ranks.items() if len(there) == one.world_size]
+    whole = [one for one, there in ranks.items() if len(there) == min(one.world_size, workers or one.world_size)]
     return max(whole, key=lambda one: one.number, default=None)
 
 
-def choose_half(records: Sequence[Record | None], whole: Generation | None) -> int:
-    """Return the half for the next generation: never that of the newest one that is whole."""
-    if whole is not None:
-        for half, record in enumerate(records):
-            if record is not None and record.generation == whole:
-                return 1 - half
-    return min(range(HALVES), key=lambda half: -1 if (found := records[half]) is None else found.generation.number)
+def choose_half(records: Sequence[Record | None], kept: str) -> int:
+    """Return the half for the next generation: never that of the one with the key `kept`, else the older one."""
+    ages = [(False, -1) if one is None else (one.generation.key == kept, one.generation.number) for one in records]
+    return ages.index(min(ages))

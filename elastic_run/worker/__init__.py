@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from elastic_run.worker.kept_memory import DamagedStateError, KeptStateError, StateTooLargeError
     from elastic_run.worker.kept_state import KeptState
     from elastic_run.worker.launching import launch_subprocesses
-    from elastic_run.worker.memory_reader import MemoryReader
-    from elastic_run.worker.memory_writer import MemoryWriter
+    from elastic_run.worker.memory_storage import MemoryReader, MemoryWriter
     from elastic_run.worker.parallel import ParallelGroup, ParallelGroups, parallel_groups
     from elastic_run.worker.place import JoinError, PlaceError, WorkerError
     from elastic_run.worker.sampler import ElasticSampler
@@ -69,8 +68,8 @@ __getattr__ = lazy_names(
         "KeptStateError": "kept_memory",
         "StateTooLargeError": "kept_memory",
         "KeptState": "kept_state",
-        "MemoryReader": "memory_reader",
-        "MemoryWriter": "memory_writer",
+        "MemoryReader": "memory_storage",
+        "MemoryWriter": "memory_storage",
         "launch_subprocesses": "launching",
         "ParallelGroup": "parallel",
         "ParallelGroups": "parallel",

@@ -1,7 +1,5 @@
 """Writes the newest kept state as an ordinary checkpoint of torch.distributed.checkpoint; the launcher runs it.
 
-    python -m elastic_run.worker.kept_checkpoint DIRECTORY
-
 Each node writes the parts that it holds into a directory of the generation, and the node that finds all parts there
 makes them a checkpoint: the nodes need a directory that they share, and nothing else of each other. A node does not
 know whether the others have its newest generation, so it writes the one before as well, unless the newest is complete.
@@ -27,7 +25,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from elastic_run.worker.kept_memory import Entry, KeptStateError, open_memories
-from elastic_run.worker.memory_reader import make_metadata
+from elastic_run.worker.memory_storage import make_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,78 +36,53 @@ if TYPE_CHECKING:
 
     Parts = dict[int, tuple[KeptMemory, Record]]
 
-__all__ = ["IncompleteError", "write_checkpoint"]
-
 LATEST = "latest"
 _OURS = re.compile(r"step-[\w.-]*-[0-9a-f]{16}")
 
 
-class IncompleteError(KeptStateError):
-    """Parts of other nodes are missing in the directory."""
-
-
 def write_checkpoint(directory: Path) -> Path | None:
-    """Write what this node holds of the newest state; return the checkpoint, or None if no state is kept.
-
-    Raises:
-        KeptStateError: Other nodes have not written theirs yet, or this node's is damaged.
-        OSError: The disk is full, or the directory can't be written to. The checkpoint before is as it was.
-    """
-    names: list[str] = []
-    problem: KeptStateError | None = None
-
-    def find_finished() -> Path | None:
-        """Return the newest checkpoint that another node has made meanwhile: it removes what is not needed any more."""
-        return next((directory / each for each in names if (directory / each).exists()), None)
-
-    for generation, parts in sorted(_list_generations().items(), key=lambda each: -each[0].number):
-        label = re.sub(r"[^\w.-]", "-", generation.label)[:100]  # of a MemoryWriter, it may be any text
-        names.append(f"step-{label}-{generation.key}")
-        try:
-            return find_finished() or _write_generation(directory, names[-1], generation, parts)
-        except FileNotFoundError:
-            if finished := find_finished():
-                return finished
-            raise
-        except KeptStateError as error:
-            problem = problem or error
-    finished = find_finished()
-    if problem and finished is None:
-        raise problem
-    return finished
-
-
-def _write_generation(directory: Path, name: str, generation: Generation, parts: Parts) -> Path:
-    """Write this node's parts, and make a checkpoint of them and of those that other nodes have written."""
-    unfinished = directory / f".{name}"
-    unfinished.mkdir(parents=True, exist_ok=True)
-    for rank, (memory, record) in parts.items():
-        memory.verify(record, threads=1)
-        _write_part(memory, record, rank, unfinished)
-    ranks = [rank for rank in range(generation.world_size) if (unfinished / _index_name(rank)).exists()]
-    if len(ranks) < generation.world_size:
-        there = f"{len(ranks)} of {generation.world_size} parts of {generation.label} are in {unfinished}"
-        message = f"{there}, which all nodes have to share"
-        raise IncompleteError(message)
-    return _finish(directory, name, ranks)
-
-
-def _list_generations() -> dict[Generation, Parts]:
+    """Write what this node holds of the newest state; return the checkpoint, or None if no state is kept."""
     node = open_memories(os.environ)
     generations: dict[Generation, Parts] = {}
     for memory in [] if node is None else node.memories:
         for record in filter(None, memory.read_records()):
             generations.setdefault(record.generation, {}).setdefault(record.rank, (memory, record))
-    return generations
+    checkpoints: list[Path] = []
+    problem: KeptStateError | FileNotFoundError | None = None
+    for generation, parts in sorted(generations.items(), key=lambda each: -each[0].number):
+        label = re.sub(r"[^\w.-]", "-", generation.label)[:100]  # of a MemoryWriter, it may be any text
+        checkpoints.append(directory / f"step-{label}-{generation.key}")
+        # Another node may make a checkpoint meanwhile, and removes then what is not needed any more.
+        if not any(each.exists() for each in checkpoints):
+            try:
+                return _write_generation(checkpoints[-1], generation, parts)
+            except (KeptStateError, FileNotFoundError) as error:
+                problem = problem or error
+    finished = next((each for each in checkpoints if each.exists()), None)
+    if problem and finished is None:
+        raise problem
+    return finished
 
 
-def _index_name(rank: int) -> str:
-    return f"{rank}.index"
+def _write_generation(checkpoint: Path, generation: Generation, parts: Parts) -> Path:
+    """Write this node's parts, and make a checkpoint of them and of those that other nodes have written."""
+    unfinished = checkpoint.with_name(f".{checkpoint.name}")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    for rank, (memory, record) in parts.items():
+        memory.verify(record)
+        _write_part(memory, record, rank, unfinished)
+    indexes = [path for rank in range(generation.world_size) if (path := unfinished / f"{rank}.index").exists()]
+    if len(indexes) < generation.world_size:
+        there = f"{len(indexes)} of {generation.world_size} parts of {generation.label} are in {unfinished}"
+        message = f"{there}, which all nodes have to share"
+        raise KeptStateError(message)
+    _finish(unfinished, checkpoint, indexes)
+    return checkpoint
 
 
 def _write_part(memory: KeptMemory, record: Record, rank: int, directory: Path) -> None:
     """Write the file of one rank, as torch's FileSystemWriter does, and an index of it; the index counts."""
-    if (directory / _index_name(rank)).exists():
+    if (directory / f"{rank}.index").exists():
         return  # the node that has a copy was faster
     entries, planner_data = memory.read_index(record)
     index = []
@@ -126,15 +99,14 @@ def _write_part(memory: KeptMemory, record: Record, rank: int, directory: Path) 
             index.append((entry, start, file.tell() - start))
 
     _write_file(directory / f"__{rank}_0.distcp", write)
-    _write_file(directory / _index_name(rank), lambda file: file.write(json.dumps([index, planner_data]).encode()))
+    _write_file(directory / f"{rank}.index", lambda file: file.write(json.dumps([index, planner_data]).encode()))
 
 
-def _finish(directory: Path, name: str, ranks: list[int]) -> Path:
+def _finish(unfinished: Path, checkpoint: Path, paths: list[Path]) -> None:
     """Make a checkpoint of all ranks' parts, and let the link lead to it."""
-    unfinished = directory / f".{name}"
     indexes, places = [], {}
-    for rank in ranks:
-        index, planner_data = json.loads((unfinished / _index_name(rank)).read_bytes())
+    for rank, path in enumerate(paths):
+        index, planner_data = json.loads(path.read_bytes())
         entries = [Entry(*values) for values, _, _ in index]
         indexes.append((entries, planner_data))
         for entry, (_, start, length) in zip(entries, index, strict=True):
@@ -142,15 +114,14 @@ def _finish(directory: Path, name: str, ranks: list[int]) -> Path:
     metadata = make_metadata(indexes)
     metadata.storage_data = places
     _write_file(unfinished / ".metadata", lambda file: pickle.dump(metadata, file))
-    unfinished.rename(directory / name)
-    new = directory / f".{LATEST}"
+    unfinished.rename(checkpoint)
+    new = checkpoint.with_name(f".{LATEST}")
     new.unlink(missing_ok=True)  # of a process that was killed here
-    new.symlink_to(name)
-    new.replace(directory / LATEST)
-    for each in directory.iterdir():
-        if each.name != name and _OURS.fullmatch(each.name.removeprefix(".")):
+    new.symlink_to(checkpoint.name)
+    new.replace(checkpoint.with_name(LATEST))
+    for each in checkpoint.parent.iterdir():
+        if each != checkpoint and _OURS.fullmatch(each.name.removeprefix(".")):
             shutil.rmtree(each, ignore_errors=True)
-    return directory / name
 
 
 def _write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -167,16 +138,15 @@ def _write_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         raise
 
 
-def main() -> int:
-    """Write the checkpoint, and say where it is in one line."""
+def main() -> None:
+    """Write the checkpoint, and say where it is in one line, which the launcher reads."""
     try:
         checkpoint = write_checkpoint(Path(sys.argv[1]))
+        line = f"the kept state is in {checkpoint}" if checkpoint else ""
     except (KeptStateError, OSError) as error:
-        sys.stdout.write(f"the kept state was not written to {sys.argv[1]}: {error}\n")  # the launcher reads it
-        return 1
-    sys.stdout.write("" if checkpoint is None else f"the kept state is in {checkpoint}\n")
-    return 0
+        line = f"the kept state was not written to {sys.argv[1]}: {error}"
+    sys.stdout.write(line)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,21 +1,16 @@
 """Gives other nodes the state that this node keeps, and fetches copies of theirs; the launcher runs it.
 
-    python -m elastic_run.worker.kept_server DESCRIPTOR
-
-Each connection begins with the challenge of `multiprocessing.connection`: the secret is made by the launcher, and only
-the workers of the job learn it, through their process group. Then come requests:
-
-- read: bytes of one worker's part of a generation. A restart reads what other nodes hold.
-- fetch: a worker of the node before asks to have its generation copied. This node reads it from that node's server,
-  piece by piece, not faster than `--keep-state-bandwidth`, into a memory for copies.
-
-It is a process of its own, so that the launcher's loop never moves these bytes. An answer is a short text; any that is
-not in `_GOOD` is the reason why not.
+Each connection begins with the challenge of `multiprocessing.connection`: only the workers of the job learn the
+launcher's secret, through their process group. Then come requests: `read` for bytes of one worker's part of a
+generation, and `fetch`, with which a worker of the node before has its generation copied: this node reads it from that
+node's server, piece by piece, not faster than `--keep-state-bandwidth`. An answer is a short text, and the reason why
+not if it is not in `_GOOD`. It is a process of its own, so that the launcher's loop never moves these bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
@@ -25,36 +20,71 @@ import threading
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from elastic_run.core.kept_generations import choose_half, decode, encode, half_of
+from elastic_run.core.kept_generations import decode, encode
 from elastic_run.records import dataclass, replace
 from elastic_run.worker.kept_memory import KeptStateError, NodeMemories, open_memories
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from elastic_run.core.kept_generations import Record
-
-__all__ = ["LOSSES", "StateClient", "StatePlace", "describe_loss"]
 
 #: What a client raises when the other side is gone, is of another job, or has not what it was asked for.
 LOSSES = (OSError, EOFError, AuthenticationError, KeptStateError)
 #: Seconds without a byte after which the other side counts as lost, and connections at a time.
 _SILENCE, _MOST_CONNECTIONS = 20, 256
 _LONGEST_REQUEST, _PIECE = 1 << 16, 1 << 24
-_WAIT, _GOOD = "wait", frozenset(("ready", "done"))
-#: Of <asm-generic/socket.h>: the kernel sends no faster than so many bytes a second.
-_SO_MAX_PACING_RATE = 47
+_WAIT, _GOOD, _REPLACED = "wait", frozenset(("ready", "done")), "later saves have replaced it"
+#: Of <asm-generic/socket.h>: the kernel sends no faster than so many bytes a second, without a limit if all bits are 1.
+_SO_MAX_PACING_RATE, _NO_LIMIT = 47, (1 << 8 * struct.calcsize("@L")) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """Where a node's state is served: the name of its memories, its address for other nodes, its port and secret."""
+    """Where a node's state is served."""
 
-    node: str
+    node: str  # The name of its memories
     address: str
     port: int
-    secret: bytes
+    secret: str
+
+
+def find_place(node: NodeMemories) -> StatePlace:
+    """Return where the state of this node is served."""
+    address = _find_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])) if node.port else ""
+    return StatePlace(node.name, address, node.port, node.secret)
+
+
+@functools.cache  # each save needs it, and a name server may be slow
+def _find_address(host: str, port: int) -> str:
+    """Return the address by which this node reaches the workers' store: others reach this node there."""
+    place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(*place[:3]) as unused:
+        unused.connect(place[4])  # sends nothing
+        address = str(unused.getsockname()[0])
+    # The store's own node: Debian gives a machine's name 127.0.1.1 in its own /etc/hosts, and only there.
+    return host if address.startswith("127.") or address == "::1" else address
+
+
+def find_next(places: Iterable[StatePlace], name: str) -> StatePlace | None:
+    """Return the node that keeps the copies of a node's state, the next one by rank; None if there is one node."""
+    nodes = {place.node: place for place in places}
+    names = list(nodes)
+    following = names[(names.index(name) + 1) % len(names)]
+    return None if following == name else nodes[following]
+
+
+def copy_to(place: StatePlace, node: NodeMemories, kept: str, record: Record) -> None:
+    """Have another node copy a generation of this worker, and keep the one with a key; a line says so if it can't."""
+    try:
+        with contextlib.closing(StateClient(place)) as client:
+            client.fetch(node.own, record, kept, find_place(node))
+    except LOSSES as error:
+        step = record.generation.label or record.generation.number
+        what = f"rank {record.rank} has no copy of {step} on another node: the node at {place.address}"
+        sys.stderr.write(f"elastic-run: kept state: {what}: {describe_loss(error)}\n")
 
 
 class StateClient:
@@ -64,24 +94,24 @@ class StateClient:
         client = socket.create_connection((place.address, place.port), timeout=_SILENCE)
         _limit_silence(client)
         self._connection = Connection(client.detach())
-        answer_challenge(self._connection, place.secret)
-        deliver_challenge(self._connection, place.secret)
+        answer_challenge(self._connection, place.secret.encode())
+        deliver_challenge(self._connection, place.secret.encode())
 
     def read(self, memory: int, record: Record, position: int, target: memoryview, *, rate: int = 0) -> None:
         """Read bytes of a generation into a buffer, at most so many a second unless the rate is 0."""
         where = {"memory": memory, "key": record.generation.key, "position": position, "length": len(target)}
         self._ask({"do": "read", "rate": rate, **where})
-        _receive(self._connection.fileno(), target)
+        while target:
+            received = os.readv(self._connection.fileno(), [target[:_PIECE]])
+            if not received:
+                raise EOFError
+            target = target[received:]
         self._wait_good()
 
     def fetch(self, memory: int, record: Record, kept: str, source: StatePlace) -> None:
-        """Let the node copy a generation from another node; return when the copy is whole.
-
-        The generation with the key `kept` stays there.
-        """
-        where = [source.node, source.address, source.port, source.secret.hex()]
-        request = {"do": "fetch", "memory": memory, "record": encode(record).hex(), "kept": kept, "source": where}
-        self._ask(request)
+        """Let the node copy a generation from another node, and keep the one with a key; return when it is whole."""
+        where = [source.node, source.address, source.port, source.secret]
+        self._ask({"do": "fetch", "memory": memory, "record": encode(record).decode(), "kept": kept, "source": where})
 
     def cancel(self) -> None:
         """End what another thread does with the connection, unless it is closed."""
@@ -110,8 +140,7 @@ class _Server:
         self._node = memories
         self._is_fetching = [threading.Lock() for _ in memories.memories]
         self._sources: dict[int, StateClient] = {}
-        limit = os.sysconf("SC_OPEN_MAX")
-        self._places = threading.BoundedSemaphore(min(_MOST_CONNECTIONS, max(1, limit // 4)) if limit > 0 else 1)
+        self._places = threading.BoundedSemaphore(min(_MOST_CONNECTIONS, os.sysconf("SC_OPEN_MAX") // 4))
         #: Those that have not proved that they know the secret, the oldest first.
         self._strangers: dict[socket.socket, None] = {}
 
@@ -126,9 +155,7 @@ class _Server:
                 for oldest in list(self._strangers)[:1]:
                     with contextlib.suppress(OSError):
                         oldest.shutdown(socket.SHUT_RDWR)  # the thread that waits for its proof closes it
-                if not self._places.acquire(timeout=1):
-                    client.close()
-                    continue
+                self._places.acquire()
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
@@ -136,71 +163,60 @@ class _Server:
             with client, Connection(os.dup(client.fileno())) as connection:
                 _limit_silence(client)
                 self._strangers[client] = None
-                deliver_challenge(connection, self._node.secret)
-                answer_challenge(connection, self._node.secret)
+                deliver_challenge(connection, self._node.secret.encode())
+                answer_challenge(connection, self._node.secret.encode())
                 del self._strangers[client]
                 while True:
                     request = json.loads(connection.recv_bytes(_LONGEST_REQUEST))
                     if request["do"] == "read":
-                        if request["rate"]:
-                            client.setsockopt(
-                                socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("@L", request["rate"])
-                            )
-                        self._read(connection, request)
-                    elif request["do"] == "fetch":
-                        self._fetch(connection, request)
+                        rate = struct.pack("@L", request["rate"] or _NO_LIMIT)
+                        client.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+                        answer = self._read(connection, request)
+                    else:
+                        answer = self._fetch(connection, request)
+                    connection.send_bytes(answer.encode()[:_LONGEST_REQUEST])
         except (*LOSSES, ValueError, KeyError, IndexError, TypeError):
             pass  # the other side is gone, or a stranger: it sees the end of the connection
         finally:
             self._strangers.pop(client, None)
             self._places.release()
 
-    def _read(self, connection: Connection[Any, Any], request: dict[str, Any]) -> None:
+    def _read(self, connection: Connection[Any, Any], request: dict[str, Any]) -> str:
         memory, position, length = self._node.memories[request["memory"]], request["position"], request["length"]
         record = memory.find(request["key"])
         if record is None or not 0 <= position <= position + length <= record.length:
-            connection.send_bytes(b"later saves have replaced it")
-            return
+            return _REPLACED
         connection.send_bytes(b"ready")
         content = memory.part(record.start + position, length)
         while content:
             content = content[os.write(connection.fileno(), content[:_PIECE]) :]
-        is_there = memory.find(request["key"]) == record
-        connection.send_bytes(b"done" if is_there else b"later saves have replaced it")
+        return "done" if memory.find(request["key"]) == record else _REPLACED
 
-    def _fetch(self, connection: Connection[Any, Any], request: dict[str, Any]) -> None:
-        record, number = decode(bytes.fromhex(request["record"])), self._node.workers + request["memory"]
-        node, address, port, secret = request["source"]
+    def _fetch(self, connection: Connection[Any, Any], request: dict[str, Any]) -> str:
+        record, number = decode(request["record"].encode()), self._node.workers + request["memory"]
+        source = StatePlace(*request["source"])
         if record is None or not self._node.workers <= number < len(self._node.memories):
-            connection.send_bytes(b"it has no memory for this copy (--keep-state-copies, --nproc-per-node)")
-            return
+            return "it has no memory for this copy (--keep-state-copies, --nproc-per-node)"
         memory = self._node.memories[number]
         if record.length > memory.room:
-            sizes = (record.length / 1e6, memory.room / 1e6)
-            connection.send_bytes(
-                "the copy has {:,.1f} MB, and --keep-state leaves {:,.1f} MB to it".format(*sizes).encode()
-            )
-            return
+            room = f"--keep-state leaves {memory.room / 1e6:,.1f} MB to it"
+            return f"the copy has {record.length / 1e6:,.1f} MB, and {room}"
         try:
-            client = StateClient(StatePlace(node, address, port, bytes.fromhex(secret)))
+            client = StateClient(source)
             if number in self._sources:  # the node that it reads from may be lost, and is silent for 20 s then
                 self._sources[number].cancel()
             self._sources[number] = client
             with self._is_fetching[number], contextlib.closing(client):
-                whole = memory.find(request["kept"])
-                half = choose_half(memory.read_records(), None if whole is None else whole.generation)
-                memory.clear(half)
-                start, _ = half_of(memory.size, half)
+                start = memory.begin(request["kept"])
                 for position in range(0, record.length, _PIECE):
                     piece = memory.part(start + position, min(_PIECE, record.length - position))
                     client.read(request["memory"], record, position, piece, rate=self._node.rate)
                     connection.send_bytes(_WAIT.encode())
                 # Each piece is of this generation: its key was there behind each of them, and no other one has it.
-                memory.write_record(half, replace(record, start=start))
+                memory.write_record(replace(record, start=start))
         except LOSSES as error:
-            connection.send_bytes(f"the node at {address}: {describe_loss(error)}".encode()[:_LONGEST_REQUEST])
-            return
-        connection.send_bytes(b"done")
+            return f"the node at {source.address}: {describe_loss(error)}"
+        return "done"
 
 
 def describe_loss(error: Exception) -> str:
@@ -215,14 +231,6 @@ def _limit_silence(client: socket.socket) -> None:
     client.settimeout(None)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         client.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", _SILENCE, 0))
-
-
-def _receive(source: int, target: memoryview) -> None:
-    while target:
-        length = os.readv(source, [target[:_PIECE]])
-        if not length:
-            raise EOFError
-        target = target[length:]
 
 
 def main() -> None:

@@ -1,11 +1,4 @@
-"""The state of a training, kept in the launcher's memory: two lines beside a training loop.
-
-    kept = KeptState(model=model, optimizer=optimizer, sampler=sampler)
-    step = kept.restore() or 0
-    while step < steps:
-        ...
-        step += 1
-        kept.save(step)
+"""The state of a training, kept in the launcher's memory: `restore` before a training loop, and `save` in it.
 
 After the restart of a failed worker, the loop goes on with the step that was saved last, not with the last checkpoint
 on disk. Checkpoints on disk stay useful: for what ends the launcher too.
@@ -35,8 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from elastic_run.worker.kept_memory import KeptStateError
-from elastic_run.worker.memory_reader import MemoryReader, say
-from elastic_run.worker.memory_writer import MemoryWriter
+from elastic_run.worker.memory_storage import MemoryReader, MemoryWriter, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -57,6 +49,14 @@ __all__ = ["KeptState"]
 #: The part of a state that belongs to one rank, by rank. No object can have this name.
 _OF_RANKS = "of_this_rank"
 _RANDOM = "random numbers"
+
+
+@contextlib.contextmanager
+def _no_warning() -> Iterator[None]:
+    """Let torch not warn of a single process without a group, which is as good as any."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        yield
 
 
 class KeptState:
@@ -80,8 +80,7 @@ class KeptState:
     def __init__(
         self, *objects: Stateful, of_this_rank: Mapping[str, Stateful] | None = None, **named: Stateful
     ) -> None:
-        self._objects: dict[str, Stateful] = {f"{number}": each for number, each in enumerate(objects)}
-        self._objects.update(named)
+        self._objects = {**{f"{number}": each for number, each in enumerate(objects)}, **named}
         # Random numbers come last: to load an object may draw some.
         self._of_this_rank = {**(of_this_rank or {}), _RANDOM: _RandomNumbers()}
         self._models = {
@@ -91,6 +90,7 @@ class KeptState:
         }
         self._writer = MemoryWriter()
 
+    @_no_warning()
     def save(self, step: int) -> None:
         """Keep the state; all ranks call it with the same step. It returns when the state is copied on each rank.
 
@@ -102,18 +102,17 @@ class KeptState:
         """
         if not self._writer.is_kept():
             return
-        state = self._collect()
-        state[_OF_RANKS] = {_own(): _pack({name: each.state_dict() for name, each in self._of_this_rank.items()})}
+        state, (rank, _) = self._collect(), _find_rank()
+        state[_OF_RANKS] = {f"{rank}": ({name: each.state_dict() for name, each in self._of_this_rank.items()},)}
         try:
-            with _no_warning():
-                save(state, checkpoint_id=f"{step}", storage_writer=self._writer)
+            save(state, checkpoint_id=f"{step}", storage_writer=self._writer)
         except CheckpointException as error:
-            causes = [each for each, _ in error.failures.values()]
-            kept = next((each for each in causes if isinstance(each, KeptStateError)), None)
-            if kept is None:
-                raise
-            raise kept from None
+            for cause, _ in error.failures.values():
+                if isinstance(cause, KeptStateError):
+                    raise cause from None
+            raise
 
+    @_no_warning()
     def restore(self, *, loaded_step: int | None = None) -> int | None:
         """Load the newest state that all ranks have; all ranks call it, after the process group is made.
 
@@ -138,17 +137,15 @@ class KeptState:
             return None
         state = self._collect()
         self._leave_out_fresh(state, (reader.read_metadata().planner_data or {}).values())
-        is_same_world = reader.world_size == (dist.get_world_size() if _has_group() else 1)
-        if is_same_world:
-            state[_OF_RANKS] = {_own(): ()}
-        with _no_warning():
-            load(state, storage_reader=reader)
+        rank, world_size = _find_rank()
+        if reader.world_size == world_size:
+            state[_OF_RANKS] = {f"{rank}": ({},)}
+        load(state, storage_reader=reader)
         self._distribute(state)
-        if is_same_world:
-            of_this_rank = _unpack(state[_OF_RANKS][_own()])
-            for name, each in self._of_this_rank.items():
-                if name in of_this_rank:
-                    each.load_state_dict(of_this_rank[name])
+        (of_this_rank,) = state.get(_OF_RANKS, {}).get(f"{rank}", ({},))
+        for name, each in self._of_this_rank.items():
+            if name in of_this_rank:
+                each.load_state_dict(of_this_rank[name])
         say(f"kept state: the training goes on from {found}")
         return step
 
@@ -161,7 +158,7 @@ class KeptState:
             elif isinstance(each, torch.optim.Optimizer):
                 state[name] = get_optimizer_state_dict(self._models[name], each)
             else:
-                state[name] = _pack(each.state_dict())
+                state[name] = (each.state_dict(),)  # torch takes a dict apart, but no tuple
         return state
 
     def _leave_out_fresh(self, state: dict[str, Any], kept_paths: Iterable[tuple[str | int, ...]]) -> None:
@@ -182,7 +179,7 @@ class KeptState:
                 options = StateDictOptions(strict=False)
                 set_optimizer_state_dict(self._models[name], each, state[name], options=options)
             else:
-                each.load_state_dict(_unpack(state[name]))
+                each.load_state_dict(state[name][0])
 
 
 class _RandomNumbers:
@@ -228,28 +225,6 @@ def _address(tensor: torch.Tensor) -> tuple[int, int]:
     return local.untyped_storage().data_ptr(), int(local.storage_offset())
 
 
-def _pack(state: Any) -> tuple[Any]:
-    """Return a state as one piece: torch.distributed.checkpoint takes a dict apart, but no tuple."""
-    return (state,)
-
-
-def _unpack(packed: tuple[Any]) -> Any:
-    (state,) = packed
-    return state
-
-
-@contextlib.contextmanager
-def _no_warning() -> Iterator[None]:
-    """Let torch not warn of a single process without a group, which is as good as any."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
-        yield
-
-
-def _own() -> str:
-    """Return the name of this rank's part."""
-    return f"{dist.get_rank() if _has_group() else 0}"
-
-
-def _has_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
+def _find_rank() -> tuple[int, int]:
+    has_group = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if has_group else (0, 1)

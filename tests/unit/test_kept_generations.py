@@ -61,15 +61,22 @@ def test_a_generation_counts_when_all_ranks_have_it(records: list[Record], numbe
     assert (found and found.number) == number
 
 
+def test_a_node_has_a_generation_when_its_workers_have_it() -> None:
+    """Its status names the newest generation of its own workers, which may be more than those that saved."""
+    assert newest([_record(1, 2, size=4)], 2) is None
+    assert newest([_record(1, 2, size=4), _record(1, 3, size=4)], 2) == _record(1, 0, size=4).generation
+    assert newest([_record(1, 0, size=1)], 2) == _record(1, 0, size=1).generation
+
+
 def test_the_whole_generation_is_not_overwritten() -> None:
     """The next one goes into the other half, also if that has a newer one that others lack; else into the older one."""
-    one, two = _record(1, 0), _record(2, 0)
-    assert choose_half([one, two], one.generation) == 1
-    assert choose_half([one, two], two.generation) == 0
-    assert choose_half([one, None], None) == 1
-    assert choose_half([two, one], None) == 1
-    assert choose_half([two, one], _record(3, 0).generation) == 1
-    assert choose_half([None, None], None) == 0
+    one, two = _record(1, 0, key="one"), _record(2, 0, key="two")
+    assert choose_half([one, two], "one") == 1
+    assert choose_half([one, two], "two") == 0
+    assert choose_half([one, None], "") == 1
+    assert choose_half([two, one], "") == 1
+    assert choose_half([two, one], "three") == 1
+    assert choose_half([None, None], "") == 0
 
 
 @pytest.mark.parametrize(("text", "size"), [("auto", 0), ("64GB", 64 * 10**9), ("3KiB", 3072), ("1TB", 10**12)])

@@ -86,7 +86,7 @@ SEE_ALL = {"__init__", "launcher", "launch_config"}
 
 #: Subclasses of torch's classes, for training scripts; the launcher never imports them.
 FOR_WORKERS = {
-    *(("worker", name) for name in ("kept_checkpoint", "kept_state", "memory_reader", "memory_writer", "sampler")),
+    *(("worker", name) for name in ("kept_checkpoint", "kept_state", "memory_storage", "sampler")),
 }
 
 #: The one way from a training script to the launcher, taken when the script starts its own workers.

@@ -24,12 +24,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from elastic_run.agent.kept_memory import KeptMemories
 from elastic_run.contract import ENV_KEPT_STATE
-from elastic_run.core.kept_generations import Generation, Record, half_of
+from elastic_run.core.kept_generations import HEADER, Generation, Record, half_of
 from elastic_run.worker import KeptStateError, kept_checkpoint
-from elastic_run.worker.kept_checkpoint import IncompleteError, write_checkpoint
+from elastic_run.worker.kept_checkpoint import write_checkpoint
 from elastic_run.worker.kept_memory import Entry, NodeMemories
-from elastic_run.worker.kept_server import StateClient, StatePlace
-from elastic_run.worker.memory_reader import find_place, list_parts
+from elastic_run.worker.kept_server import StateClient, StatePlace, find_place
+from elastic_run.worker.memory_storage import list_parts
 from tests.integration.worker_package.test_kept_state import TRAIN, memories
 from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.processes import is_gone
@@ -189,10 +189,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[NodeMe
 def _keep(memories: NodeMemories, number: int, content: bytes, rank: int = 0, world_size: int = 1) -> Record:
     """Keep a generation of one rank, as a save does."""
     memory = memories.memories[0]
-    half, start = memory.begin(None)
+    start = memory.begin("")
     memory.part(start, len(content))[:] = content
     generation = Generation(number, f"{number:016}", f"{number}", world_size)
-    memory.commit(half, generation, rank, [Entry("a", None, (), (), "", 0, len(content))], None)
+    memory.commit(start, generation, rank, [Entry("a", None, (), (), "", 0, len(content))], None)
     memory.wait_checked()
     record = memory.find(generation.key)
     assert record is not None
@@ -210,7 +210,7 @@ def test_a_copy_keeps_the_generation_that_is_whole(node: Callable[..., tuple[Nod
         client.close()
         copies = {each.generation.number: each for each in other.memories[1].read_records() if each is not None}
         assert sorted(copies) == ([number - 1, number] if whole else [number])
-        other.memories[1].verify(copies[number], threads=1)
+        other.memories[1].verify(copies[number])
         copied = other.memories[1].part(copies[number].start, record.length)
         assert copied == own.memories[0].part(record.start, record.length)
         whole = record.generation.key
@@ -238,7 +238,7 @@ def test_a_copy_that_cannot_be_taken_says_why(node: Callable[..., tuple[NodeMemo
     for copies, size, reason in ((0, 4 << 20, "no memory for this copy"), (1, 1 << 20, "leaves 0.3 MB to it")):
         with pytest.raises(KeptStateError, match=reason):
             StateClient(node(copies, size)[1]).fetch(0, record, "", own_place)
-    gone = StatePlace("gone", "127.0.0.1", free_port(), b"?")
+    gone = StatePlace("gone", "127.0.0.1", free_port(), "?")
     with pytest.raises(KeptStateError, match=r"the node at 127\.0\.0\.1: .*Connection refused"):
         StateClient(node()[1]).fetch(0, record, "", gone)
 
@@ -277,7 +277,7 @@ def test_a_stranger_gets_nothing(node: Callable[..., tuple[NodeMemories, StatePl
     own, own_place = node()
     record = _keep(own, 1, b"state")
     with pytest.raises(AuthenticationError):
-        StateClient(dataclasses.replace(own_place, secret=b"guess"))
+        StateClient(dataclasses.replace(own_place, secret=own_place.node))
     silent = [socket.create_connection(("127.0.0.1", own_place.port)) for _ in range(300)]
     for bytes_ in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 4096):
         with socket.create_connection(("127.0.0.1", own_place.port)) as stranger:
@@ -299,14 +299,12 @@ def test_parts_of_other_nodes_are_waited_for_in_the_directory(
     described = (os.environ[ENV_KEPT_STATE], other.describe(0)[ENV_KEPT_STATE])
     for rank, text in enumerate(described):
         own = NodeMemories(text).memories[0]
-        half, start = own.begin(None)
+        start = own.begin("")
         own.view(start, 4).copy_(torch.full((1,), rank, dtype=torch.float32).view(torch.uint8))
         entry = Entry("a", (rank,), (1,), (2,), "float32", 0, 4)
-        own.commit(half, Generation(1, "a" * 16, "9", 2), rank, [entry], None)
+        own.commit(start, Generation(1, "a" * 16, "9", 2), rank, [entry], None)
         own.wait_checked()
-    with pytest.raises(
-        IncompleteError, match=r"1 of 2 parts of 9 are in .*/\.step-9-a+, which all nodes have to share"
-    ):
+    with pytest.raises(KeptStateError, match=r"1 of 2 parts of 9 are in .*/\.step-9-a+, which all nodes have to share"):
         write_checkpoint(tmp_path)
     monkeypatch.setenv(ENV_KEPT_STATE, described[1])
     assert write_checkpoint(tmp_path) == tmp_path / f"step-9-{'a' * 16}"
@@ -363,7 +361,7 @@ def test_the_workers_of_a_node_share_the_check_of_copies() -> None:
     made = KeptMemories(4 << 20, 2, 1)
     workers = [NodeMemories(made.describe(number)[ENV_KEPT_STATE]) for number in range(2)]
     for number, memory in enumerate(workers[0].memories):
-        memory.write_record(0, Record(Generation(1, "a", "1", 4), number, 0, 0, 0, 0))
+        memory.write_record(Record(Generation(1, "a", "1", 4), number, HEADER, 0, 0, 0))
     assert [[part.memory for part in list_parts(each)] for each in workers] == [[0, 2], [1, 3]]
     made.close()
 

@@ -1,0 +1,409 @@
+"""A storage of torch.distributed.checkpoint in the memory of the launchers, which outlives the workers.
+
+A save is a copy into memory that is mapped, so that it takes as long as a copy does. A generation is loaded only if all
+of its ranks have it, from this node's memory or from another's. Sharding, DTensors and another number of ranks are the
+work of torch.distributed.checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import secrets
+import sys
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from elastic_run.core.kept_generations import Generation, newest
+from elastic_run.records import dataclass
+from elastic_run.worker.kept_memory import Entry, KeptStateError, align, open_memories, parse_index
+from elastic_run.worker.kept_server import LOSSES, StateClient, copy_to, describe_loss, find_next, find_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from torch.distributed.checkpoint.planner import LoadPlanner, SavePlan, SavePlanner, WriteItem
+
+    from elastic_run.core.kept_generations import Record
+    from elastic_run.worker.kept_memory import NodeMemories
+    from elastic_run.worker.kept_server import StatePlace
+
+__all__ = ["MemoryReader", "MemoryWriter", "list_parts", "make_metadata", "say"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The state of one rank in one memory."""
+
+    node: str  # The name of the node's memories
+    memory: int
+    record: Record  # In this memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Saver:
+    """What each rank tells the coordinator of a save."""
+
+    place: StatePlace
+    memory: int
+    parts: list[_Part]
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What the coordinator of a save gives to each rank."""
+
+    rank: int
+    generation: Generation
+    kept: str  # The key of the generation that stays until this one is whole, or ""
+    next_node: StatePlace | None  # Where a copy goes
+
+
+class MemoryWriter(StorageWriter):
+    """Writes a checkpoint into the launcher's memory: a StorageWriter for `torch.distributed.checkpoint.save`.
+
+    The checkpoint's id is its label, such as the step. All workers of the job take part in a save. Without
+    `--keep-state`, and under torchrun, nothing is kept: one line says so, and the script goes on.
+    """
+
+    def __init__(self) -> None:
+        self._label = ""
+
+    def is_kept(self) -> bool:
+        """Whether the launcher keeps what is written; if not, one line of the first rank says so, once."""
+        if open_memories(os.environ):
+            return True
+        _say_once("no state is kept: the launcher was not started with --keep-state")
+        return False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Take the label of the next checkpoint."""
+        self._label = "" if checkpoint_id is None else str(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Any id is a label, but a writer of memory has to be given: it is chosen for no id."""
+        del checkpoint_id
+        return False
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Say so if nothing is kept."""
+        del is_coordinator, args, kwargs
+        self.is_kept()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Tell the coordinator which memory is this rank's, and which generations this node's memories hold."""
+        node = open_memories(os.environ)
+        if node is None:
+            return plan
+        # The checksums' thread writes the record anew: not while other ranks clear the generation before. And a copy
+        # has to be whole before the generation that it is of is replaced: a save waits for the copy of the one before.
+        node.memories[node.own].wait_checked()
+        return dataclasses.replace(plan, storage_data=_Saver(find_place(node), node.own, list_parts(node)))
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Number the new generation, and choose the generation that stays until the new one is whole.
+
+        Raises:
+            KeptStateError: Some workers of the job take no part in the save, or two workers have the same memory.
+        """
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        node = open_memories(os.environ)
+        savers = [plan.storage_data for plan in plans if isinstance(plan.storage_data, _Saver)]
+        if not savers:
+            return plans
+        if len(savers) != world or node is None:
+            message = f"{len(savers)} of {world} workers save their state; all have to, on nodes with --keep-state"
+            raise KeptStateError(message)
+        if len({(saver.place.node, saver.memory) for saver in savers}) != len(plans):
+            message = "several workers have the same memory: --keep-state is not for those that a worker has started"
+            raise KeptStateError(message)
+        records = [part.record for saver in savers for part in saver.parts]
+        number = 1 + max((record.generation.number for record in records), default=0)
+        generation = Generation(number, secrets.token_hex(8), self._label, world)
+        kept = "" if (whole := newest(records)) is None else whole.key
+        places = [saver.place for saver in savers]
+        nexts = [find_next(places, place.node) if node.has_copies else None for place in places]
+        shares = [_Share(rank, generation, kept, each) for rank, each in enumerate(nexts)]
+        return [dataclasses.replace(plan, storage_data=share) for plan, share in zip(plans, shares, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Copy this rank's part into its memory.
+
+        Raises:
+            KeptStateError: The state is larger than its memory, another save was made since this one began, or the
+                planner reuses the plan of another save.
+        """
+        node = open_memories(os.environ)
+        if node is not None:
+            with node.memories[node.own].is_writing:
+                _copy_in(node, plan, planner)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result([WriteResult(item.index, 0, None) for item in plan.items])  # only `finish` would use them
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Do nothing: a generation is whole when each rank's record is written."""
+
+
+def _copy_in(node: NodeMemories, plan: SavePlan, planner: SavePlanner) -> None:
+    """Copy all items of a plan into a half of the memory, and make the record."""
+    memory, share = node.memories[node.own], plan.storage_data
+    if any(each.generation.number >= share.generation.number for each in filter(None, memory.read_records())):
+        message = (
+            "another save was made since this one began: a save (async_save) has to end before the next one "
+            "begins, and the planner must not reuse plans (enable_plan_caching)"
+        )
+        raise KeptStateError(message)
+    contents = [planner.resolve_data(item) for item in plan.items]
+    entries: list[Entry] = []
+    length = 0
+    for item, content in zip(plan.items, contents, strict=True):
+        entries.append(_make_entry(item, content, length))
+        length = align(length + entries[-1].length)
+    memory.check_room(length)
+    start = memory.begin(share.kept)
+    if torch.cuda.is_initialized() and length:  # type: ignore[no-untyped-call] # torch's
+        memory.pin(start, length)
+    devices = set()
+    for entry, content in zip(entries, contents, strict=True):
+        if isinstance(content, BytesIO):
+            memory.part(start + entry.position, entry.length)[:] = content.getbuffer()
+        elif entry.length:
+            target = memory.view(start + entry.position, entry.length).view(content.dtype).view(content.shape)
+            target.copy_(content.detach(), non_blocking=content.is_cuda)
+            if content.is_cuda:
+                devices.add(content.device)
+    for device in devices:
+        torch.cuda.synchronize(device)
+    copy = None if share.next_node is None else functools.partial(copy_to, share.next_node, node, share.kept)
+    memory.commit(start, share.generation, share.rank, entries, plan.planner_data, copy)
+
+
+def _make_entry(item: WriteItem, content: torch.Tensor | BytesIO, position: int) -> Entry:
+    name, tensor = item.index.fqn, item.tensor_data
+    if isinstance(content, BytesIO):
+        return Entry(name, None, (), (), "", position, len(content.getbuffer()))
+    dtype = str(content.dtype).removeprefix("torch.")
+    offsets, whole = tuple(tensor.chunk.offsets), tuple(tensor.size)  # type: ignore[union-attr] # a tensor's item has it
+    return Entry(name, offsets, tuple(content.shape), whole, dtype, position, content.nbytes)
+
+
+class MemoryReader(StorageReader):
+    """Reads the newest generation that is whole: a StorageReader for `torch.distributed.checkpoint.load`.
+
+    All workers of the job make one at the same time, since they agree on the generation then; so a process group has to
+    be there before, if there are several workers.
+
+    Attributes:
+        problems: What is damaged or out of reach, in a sentence each.
+        label: The id of the checkpoint that is read; None if there is none, as in the first round of a job.
+        world_size: The number of ranks that wrote it, or 0.
+
+    Raises:
+        KeptStateError: There are several workers and no process group; or only some nodes have `--keep-state`; or the
+            launcher's memory can't be opened.
+    """
+
+    def __init__(self) -> None:
+        self.problems: tuple[str, ...] = ()
+        self.label: str | None = None
+        self.world_size = 0
+        self._node = node = open_memories(os.environ)
+        own = [] if node is None else list_parts(node)
+        gathered = _gather((None if node is None else find_place(node), own), is_needed=node is not None)
+        missing = [rank for rank, (place, _) in enumerate(gathered) if place is None]
+        if len(missing) == len(gathered):
+            return
+        if missing or node is None:
+            message = f"the node of rank {missing[0]} was started without --keep-state: give it to all nodes"
+            raise KeptStateError(message)
+        self._places: dict[str, StatePlace] = {place.node: place for place, _ in gathered}
+        parts: list[_Part] = [part for _, each in gathered for part in each]
+        # The newest first, so that the others' bytes need not be read.
+        while (generation := newest(part.record for part in parts)) is not None:
+            found = _find_damage(node, [part for part in own if part in parts], generation)
+            damage = {part: problem for each in _gather(found, is_needed=True) for part, problem in each.items()}
+            if not damage:
+                break
+            self.problems += tuple(sorted(damage.values()))
+            parts = [part for part in parts if part not in damage]
+        if generation is None:
+            return
+        self.label, self.world_size = generation.label, generation.world_size
+        parts = [part for part in parts if part.record.generation == generation]
+        # This node's own last: they are read without the network.
+        parts.sort(key=lambda part: part.node == node.name)
+        self._parts = {part.record.rank: part for part in parts}
+        self._entries: dict[MetadataIndex, tuple[_Part, Entry]] = {}
+        self._clients: dict[str, StateClient] = {}
+        # A restart may have come before the copy of this worker's part was complete. The next save waits for it: before
+        # the generation before, which has copies, is replaced.
+        memory, to = node.memories[node.own], find_next(self._places.values(), node.name)
+        record = memory.find(generation.key)
+        is_alone = record is not None and [part.record.rank for part in parts].count(record.rank) == 1
+        if node.has_copies and record is not None and is_alone and to is not None:
+            memory.begin_copy(functools.partial(copy_to, to, node, ""), record)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Do nothing: which checkpoint is read is decided before."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """See `MemoryWriter.validate_checkpoint_id`."""
+        del checkpoint_id
+        return False
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return what the checkpoint holds.
+
+        Raises:
+            KeptStateError: There is none, or later saves have replaced it.
+        """
+        del args, kwargs
+        if self.label is None:
+            message = "no state is kept; MemoryReader.label tells whether there is one"
+            raise KeptStateError(message)
+        indexes = []
+        for _, part in sorted(self._parts.items()):
+            raw = self._read(part, part.record.index_start, part.record.index_length)
+            entries, planner_data = parse_index(part.record, raw.numpy().tobytes())
+            self._entries.update({MetadataIndex(entry.name, entry.offsets): (part, entry) for entry in entries})
+            indexes.append((entries, planner_data))
+        return make_metadata(indexes)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Copy what this rank needs out of the memories of this node and of others.
+
+        Raises:
+            KeptStateError: Another node can't be reached, or its state was replaced.
+        """
+        for item in plan.items:
+            part, entry = self._entries[item.storage_index]
+            raw = self._read(part, entry.position, entry.length)
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, BytesIO(raw.numpy().tobytes()))
+                continue
+            kept = raw.view(getattr(torch, entry.dtype)).view(entry.sizes)
+            for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                kept = kept.narrow(dimension, start, length)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(kept)
+            planner.commit_tensor(item, target)
+        while self._clients:
+            self._clients.popitem()[1].close()
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _read(self, part: _Part, position: int, length: int) -> torch.Tensor:
+        """Return bytes of a part as a tensor of torch.uint8: a view of this node's memory, or a copy of another's."""
+        node, record = self._node, part.record
+        if node is not None and part.node == node.name:
+            memory = node.memories[part.memory]
+            if memory.find(record.generation.key) is None:
+                message = f"later saves have replaced the state {self.label}: make a new MemoryReader"
+                raise KeptStateError(message)
+            return memory.view(record.start + position, length)
+        content, place = bytearray(length), self._places[part.node]
+        try:
+            if part.node not in self._clients:
+                self._clients[part.node] = StateClient(place)
+            self._clients[part.node].read(part.memory, record, position, memoryview(content))
+        except LOSSES as error:
+            where = f"the node at {place.address}"
+            message = f"the state of rank {record.rank} can't be read from {where}: {describe_loss(error)}"
+            raise KeptStateError(message) from error
+        return torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+
+
+def make_metadata(indexes: Iterable[tuple[list[Entry], Any]]) -> Metadata:
+    """Return what a checkpoint holds, from the entries and planner's notes of all its ranks."""
+    tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    mappings: dict[str, tuple[str | int, ...]] = {}
+    for entries, planner_data in indexes:
+        mappings.update({name: tuple(path) for name, path in (planner_data or {}).items()})
+        for entry in entries:
+            if entry.offsets is None:
+                tensors[entry.name] = BytesStorageMetadata()
+                continue
+            if entry.name not in tensors:
+                properties = TensorProperties(dtype=getattr(torch, entry.dtype))
+                tensors[entry.name] = TensorStorageMetadata(properties, torch.Size(entry.whole), [])
+            chunk = ChunkStorageMetadata(torch.Size(entry.offsets), torch.Size(entry.sizes))
+            tensors[entry.name].chunks.append(chunk)  # type: ignore[union-attr] # a name is a tensor's or an object's
+    return Metadata(tensors, planner_data=mappings or None)
+
+
+def list_parts(node: NodeMemories) -> list[_Part]:
+    """Return what this worker's memory holds, and the memory for copies that it speaks for."""
+    return [
+        _Part(node.name, number, record)
+        for number, memory in enumerate(node.memories)
+        if number % node.workers == node.own
+        for record in memory.read_records()
+        if record is not None
+    ]
+
+
+def _find_damage(node: NodeMemories, parts: list[_Part], generation: Generation) -> dict[_Part, str]:
+    """Forget the damaged parts of a generation, and return them with a sentence each."""
+    problems = {}
+    for part in parts:
+        if part.record.generation == generation:
+            try:
+                node.memories[part.memory].verify(part.record)
+            except KeptStateError as error:
+                # Else the next save would keep it instead of a sound one.
+                node.memories[part.memory].forget(generation.key)
+                problems[part] = f"generation {generation.label or generation.number}: {error}"
+    return problems
+
+
+def _gather(own: Any, *, is_needed: bool) -> list[Any]:
+    """Return what each rank has given; alone without a process group, unless the others' is needed."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if not (dist.is_available() and dist.is_initialized()):
+        if world > 1 and is_needed:
+            message = f"{world} workers have to agree on the state to load: make a process group before"
+            raise KeptStateError(message)
+        return [own]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    return gathered
+
+
+def say(line: str) -> None:
+    """Write a line for the user, on the first rank."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stderr.write(f"elastic-run: {line}\n")
+
+
+_say_once = functools.cache(say)
