@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from benchmarks import (
-    page,
-)
+from benchmarks import page
 from benchmarks.faults import LIGHT, Case, Fault, judge
 from benchmarks.figures import Bar, Comparison, Figure, compared
 from benchmarks.page import draw_all
@@ -52,8 +48,6 @@ def _record(*figures: Figure) -> Record:
 
 
 # --- what benchmarks return ------------------------------------------------------------------------------------------
-
-
 def test_a_comparison_becomes_a_figure() -> None:
     """A figure has each contender's median, and the ratio of the medians with its extremes."""
     figure = _figure()
@@ -76,22 +70,6 @@ def test_a_report_is_right_that_names_rank_and_cause_on_every_node() -> None:
     assert (verdict.has_rank, verdict.has_cause, verdict.line) == (False, False, 0)
     verdict = judge(case, [_TORCHRUN], 1.0)
     assert (verdict.has_rank, verdict.has_cause) == (True, False)
-
-
-# --- the record and its page -----------------------------------------------------------------------------------------
-
-
-def test_the_page_shows_what_is_recorded() -> None:
-    """The page has a row per figure, its note, the plot, what is missed, and no column without values."""
-    late = replace(_figure("late", bar=Bar(1.0)), torchrun=10.0)
-    text = page.page_text(_record(_figure(bar=Bar(0.5, "torchrun"), note="quiet"), late))
-    assert "| figure | bar | elastic-run | torchrun | floor | ratio | times | met |" in text
-    assert "| a start | ≤ 0.5 x torchrun | 20 ms | 100 ms | 5 ms | 0.2 [0.05, 0.3] | 3 | yes |" in text
-    assert "- a start: quiet" in text
-    assert "Rows in which torchrun is better by more than 2 %: late." in text
-    assert "Rows that missed it: late." in text
-    assert text.count("![") == 1
-    assert "<!--" not in text
 
 
 # --- what is in the repository ---------------------------------------------------------------------------------------

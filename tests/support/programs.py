@@ -158,10 +158,3 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "1000"]) as process:
         yield process
         process.kill()
-
-
-def write_line(path: str, line: bytes) -> None:
-    """Write into a named pipe that a server reads, as a client does."""
-    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    os.write(fd, line)
-    os.close(fd)

@@ -109,24 +109,6 @@ def test_under_elastic_run_nothing_has_to_be_configured(tmp_path: Path, monkeypa
 
 
 # --- the pipe --------------------------------------------------------------------------------------------------------
-def test_the_pipe_takes_the_place_of_nothing_that_matters(tmp_path: Path) -> None:
-    """A stale pipe is replaced; a file, a directory and a pipe with a reader are not."""
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    pipe = TimerFile(str(path), pytest.fail)
-    assert path.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(FileExistsError, match="the timers' pipe can't be made: File exists"):
-        TimerFile(str(path), pytest.fail)
-    pipe.close()
-    pipe.close()
-    path.write_text("a user's work", encoding="utf-8")
-    for taken in (path, tmp_path):
-        with pytest.raises(FileExistsError, match="the timers' pipe can't be made: File exists"):
-            TimerFile(str(taken), pytest.fail)
-    with pytest.raises(FileNotFoundError, match="the timers' pipe can't be made: No such file"):
-        TimerFile(str(tmp_path / "no" / "pipe"), pytest.fail)
-
-
 def test_one_of_several_agents_gets_the_pipe(tmp_path: Path) -> None:
     """They begin at the same moment, with one path: the others find it in use, and the winner reads what is there."""
     for number in range(50):
@@ -179,12 +161,6 @@ def test_a_request_with_a_wrong_field_is_none(change: dict[str, Any]) -> None:
     fields = {"version": 1, "pid": 7, "scope_id": "a", "expiration_time": 1, "signal": 9}
     assert read_request(json.dumps(fields).encode()) == ScopeTimer(7, "a", 1, 9)
     assert read_request(json.dumps(fields | change).encode()) is None
-
-
-@pytest.mark.parametrize("line", [b"", b"\x80\x04\x95cos\nsystem\n", b"[" * 100_000, b"[1]", b"{", b'{"pid": 1}', b"7"])
-def test_garbage_is_no_request(line: bytes) -> None:
-    """Neither a pickle nor nested JSON nor half a request is one."""
-    assert read_request(line) is None
 
 
 # --- countdowns ------------------------------------------------------------------------------------------------------
