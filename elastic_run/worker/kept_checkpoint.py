@@ -10,6 +10,7 @@ of the time that the process had, leaves the one before. After that, all others 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -55,16 +56,18 @@ def write_checkpoint(directory: Path) -> Path | None:
         # Another node may make a checkpoint meanwhile, and removes then what is not needed any more.
         if not any(each.exists() for each in checkpoints):
             try:
-                return _write_generation(checkpoints[-1], generation, parts)
+                _write_generation(checkpoints[-1], generation, parts)
             except (KeptStateError, FileNotFoundError) as error:
                 problem = problem or error
     finished = next((each for each in checkpoints if each.exists()), None)
-    if problem and finished is None:
+    if finished is not None:
+        _publish(finished)
+    elif problem:
         raise problem
     return finished
 
 
-def _write_generation(checkpoint: Path, generation: Generation, parts: Parts) -> Path:
+def _write_generation(checkpoint: Path, generation: Generation, parts: Parts) -> None:
     """Write this node's parts, and make a checkpoint of them and of those that other nodes have written."""
     unfinished = checkpoint.with_name(f".{checkpoint.name}")
     unfinished.mkdir(parents=True, exist_ok=True)
@@ -77,7 +80,6 @@ def _write_generation(checkpoint: Path, generation: Generation, parts: Parts) ->
         message = f"{there}, which all nodes have to share"
         raise KeptStateError(message)
     _finish(unfinished, checkpoint, indexes)
-    return checkpoint
 
 
 def _write_part(memory: KeptMemory, record: Record, rank: int, directory: Path) -> None:
@@ -103,7 +105,7 @@ def _write_part(memory: KeptMemory, record: Record, rank: int, directory: Path) 
 
 
 def _finish(unfinished: Path, checkpoint: Path, paths: list[Path]) -> None:
-    """Make a checkpoint of all ranks' parts, and let the link lead to it."""
+    """Make a checkpoint of all ranks' parts."""
     indexes, places = [], {}
     for rank, path in enumerate(paths):
         index, planner_data = json.loads(path.read_bytes())
@@ -115,12 +117,21 @@ def _finish(unfinished: Path, checkpoint: Path, paths: list[Path]) -> None:
     metadata.storage_data = places
     _write_file(unfinished / ".metadata", lambda file: pickle.dump(metadata, file))
     unfinished.rename(checkpoint)
-    new = checkpoint.with_name(f".{LATEST}")
-    new.unlink(missing_ok=True)  # of a process that was killed here
+
+
+def _publish(checkpoint: Path) -> None:
+    """Let the link lead to a checkpoint, and remove the others: also if a process was killed between the two, or here.
+
+    Several nodes may do so at the same time.
+    """
+    new = checkpoint.with_name(f".{LATEST}.{secrets.token_hex(4)}")
     new.symlink_to(checkpoint.name)
-    new.replace(checkpoint.with_name(LATEST))
+    with contextlib.suppress(FileNotFoundError):  # another node has removed it, and has set the link
+        new.replace(checkpoint.with_name(LATEST))
     for each in checkpoint.parent.iterdir():
-        if each != checkpoint and _OURS.fullmatch(each.name.removeprefix(".")):
+        if each.name.startswith(f".{LATEST}."):
+            each.unlink(missing_ok=True)
+        elif each != checkpoint and _OURS.fullmatch(each.name.removeprefix(".")):
             shutil.rmtree(each, ignore_errors=True)
 
 

@@ -390,12 +390,16 @@ def test_only_its_own_checkpoints_are_removed(memories: KeptMemories, tmp_path: 
     (tmp_path / "step-7").mkdir()
     (tmp_path / "latest").symlink_to("step-7")
     save({"a": torch.tensor(1)}, checkpoint_id=label, storage_writer=MemoryWriter(), no_dist=True)
-    first = write_checkpoint(tmp_path)
-    assert first is not None
-    second = write_checkpoint(tmp_path)
-    assert second is not None
-    assert {each.name for each in tmp_path.iterdir()} == {"latest", "step-7", second.name}
-    assert (tmp_path / "latest").resolve() == second.resolve()
+    for _ in range(2):
+        written = write_checkpoint(tmp_path)
+        assert written is not None
+        assert {each.name for each in tmp_path.iterdir()} == {"latest", "step-7", written.name}
+        assert (tmp_path / "latest").resolve() == written
+        # What a writer leaves that is killed when its checkpoint is whole: the next one goes on there.
+        (tmp_path / "latest").unlink()
+        (tmp_path / "latest").symlink_to("step-7")
+        (tmp_path / f"step-6-{'0' * 16}").mkdir()
+        (tmp_path / ".latest.00000000").symlink_to(written.name)
 
 
 def test_an_optimizer_needs_its_module() -> None:
