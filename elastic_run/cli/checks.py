@@ -38,12 +38,9 @@ _ELF = b"\x7fELF"
 #: Bytes of a token: half of 16 random bytes in hexadecimal form, which still can't be guessed.
 _SHORTEST_TOKEN = 16
 #: Flags whose names many scripts have for flags of their own.
-_COMMON_NAMES = frozenset(
-    (
-        *("--config", "--explain", "--help", "--log-dir", "--module", "--preload", "--role", "--start-method"),
-        *("--local-addr", "--master-addr", "--master-port", "--health-port", "--metrics-port", "--version"),
-        "--hosts",
-    )
+_COMMON_NAMES = (
+    *("--config", "--explain", "--help", "--log-dir", "--module", "--preload", "--role", "--start-method"),
+    *("--hosts", "--local-addr", "--master-addr", "--master-port", "--health-port", "--metrics-port", "--version"),
 )
 
 
