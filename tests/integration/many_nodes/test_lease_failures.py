@@ -98,7 +98,7 @@ def test_an_attempt_that_failed_may_be_made_again(kind: str, losing: tuple[Losin
     value = make_value()
     with pytest.raises(StoreConnectionError) as caught:
         lease.acquire(value, LONG)
-    assert caught.value.reason == CLOSED
+    assert caught.value.reason in (CLOSED, SILENT)  # whichever comes last in half a second
     way.losses = 0
     there = other.read()
     assert there is not None
