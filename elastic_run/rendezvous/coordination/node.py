@@ -378,4 +378,7 @@ class Node:
         if self._link is not None:
             self.notices.note_look(self._loop.now())
             self._link.send({"kind": "wait"})
+            if self._said is not None and self._name_state() == READY:
+                # The coordinator may have stopped before it said what follows the round: it has to acknowledge this.
+                self._link.offer(encode({**self._said, "memory": None}))
         self._plan_wait()
