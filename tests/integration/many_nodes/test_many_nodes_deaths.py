@@ -18,6 +18,8 @@ from tests.support.processes import descendants_of, is_gone
 from tests.support.wait import stretched, wait_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.launch import Launch, Worker
 
 
@@ -260,3 +262,25 @@ def test_too_few_nodes_wait_for_a_replacement(launch: Launch, worker: Worker) ->
     workers = descendants_of(left.pid)
     wait_until(lambda: sum(not is_gone(pid) for pid in workers) < len(workers))
     assert left.wait_exit() == 206
+
+
+@pytest.mark.long
+def test_a_node_that_waits_notices_a_coordinator_that_stands_still(
+    launch: Launch, worker: Worker, tmp_path: Path
+) -> None:
+    """It has said how its round has ended, and that was acknowledged; it joins the round of the next coordinator."""
+    conf = "store_type=file,last_call_timeout=0,keep_alive_interval=0.5"
+    job = LocalJob(launch, worker(RUNS), "--nnodes=3", conf=conf, place=("c10d", f"{tmp_path}/store"))
+    coordinator = job.start()
+    coordinator.wait_line("waiting")
+    waiting, lost = job.start(), job.start()
+    job.wait_round(3)
+    job.kill(lost)
+    waiting.wait_line("waiting: 2/3")
+    coordinator.send(signal.SIGSTOP)
+    job.nodes.remove(coordinator)
+    job.start()
+    job.start()
+    waiting.wait_lines("round of 3", count=2)
+    coordinator.send(signal.SIGKILL)
+    job.finish()
