@@ -1,7 +1,7 @@
-"""--hosts on the command line: the variables that go along, and the ssh and the command line of each host.
+"""Plans the job of --hosts: for each host the ssh command, the launcher's command line, and the variables it gets.
 
-A host's launcher gets the flags that were given here, by a flag, a variable or a file, and those that follow from the
-list. What only this machine knows travels in the order: the token, and variables of the environment.
+A host's launcher gets the flags that the user has given here, by a flag, a variable or a file, and those that follow
+from the list of hosts. The token and the variables of this machine's environment go to the host as an order.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from elastic_run.cli.flags import Flag
     from elastic_run.cli.request import Origins
 
-#: Variables that go along: where programs and modules are, and settings of libraries of training programs. Not those
-#: that describe this machine or this job, such as CUDA_VISIBLE_DEVICES, HOME, SLURM_* and RANK.
+#: Variables that the hosts get: where programs and modules are, and settings of libraries of training programs. Not
+#: those that describe this machine or this job, such as CUDA_VISIBLE_DEVICES, HOME, SLURM_* and RANK.
 PASSED = (
     *("PATH", "PYTHON*", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_*", "LANG", "LC_*", "TZ", "LOGLEVEL"),
     *("OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "NCCL_*", "RCCL_*", "GLOO_*", "UCX_*", "FI_*", "TORCH*"),

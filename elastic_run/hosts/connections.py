@@ -70,7 +70,7 @@ def choose_exit_code(codes: Sequence[int | None], *, has_too_few: bool) -> int:
 
 
 class _Command:
-    """The job as the command sees it: connecting, then running until all hosts have ended."""
+    """Connects all hosts, starts the job when all are ready, and runs until all have ended."""
 
     def __init__(self, loop: Loop, console: Console, job: HostsJob) -> None:
         self.loop, self.console, self.job = loop, console, job

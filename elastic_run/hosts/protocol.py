@@ -1,7 +1,7 @@
 """What the command and the hosts of --hosts say to each other through an ssh connection.
 
-- Each message is a JSON object in a line. The command's are the host's stdin: first an order, which says what to run,
-  then `start` with the endpoints, `signal`, and an empty object as a sign of life.
+- Each message is a JSON object in a line. A host reads the command's messages from its stdin. The first one is an
+  order, which says what to run. `start` with the endpoints and `signal` follow. An empty object is a sign of life.
 - The host's messages stand in its stdout and stderr, among all that login shells and workers write there. So each
   begins with a control character and a random mark, which only the order names.
 """
@@ -22,7 +22,7 @@ VERSION = 1
 #: Seconds between two signs of life of the command, and the silence after which a host ends its part of the job. The
 #: time is long, since a suspended command (Ctrl-Z) is silent too.
 BEAT, LONGEST_SILENCE = 10.0, 60.0
-#: Hosts, from the first on, that may coordinate the job one after the other.
+#: How many hosts may coordinate the job, one after the other: the first ones of the list.
 MOST_ENDPOINTS = 5
 #: ASCII's record separator.
 _BEGIN = b"\x1e"

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 #: Bytes to which the parts of a memory are aligned: more than any type of torch needs.
 _ALIGNMENT = 64
-#: Words of eight bytes that are added up to one, at memory speed; and those that have one checksum: few enough that all
-#: threads have as much to read.
+#: A block is so many words of eight bytes, which are added up at memory speed. A piece is so many words, and has one
+#: checksum of its blocks: pieces are small enough that all threads have as much to read.
 _BLOCK, _PIECE = 1 << 12, 1 << 21
 _ADVICE = "--keep-state=SIZE is divided among this node's workers, and each keeps two generations"
 
@@ -200,9 +200,8 @@ class KeptMemory:
             return
         # Where torch has one thread, as in most workers, several of ours compute. Both together take 1.6 times as long.
         processors = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        threads = (
-            1 if torch.get_num_threads() > 1 else max(1, min(4, processors))
-        )  # a few read as fast as the memory gives
+        # Four threads read as fast as the memory gives.
+        threads = 1 if torch.get_num_threads() > 1 else max(1, min(4, processors))
         with ThreadPoolExecutor(threads) as pool:
             check = self._compute_check(record, pool.map)
         if check != record.check:

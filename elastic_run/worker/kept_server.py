@@ -1,10 +1,11 @@
 """Gives other nodes the state that this node keeps, and fetches copies of theirs; the launcher runs it.
 
 Each connection begins with the challenge of `multiprocessing.connection`: only the workers of the job learn the
-launcher's secret, through their process group. Then come requests: `read` for bytes of one worker's part of a
-generation, and `fetch`, with which a worker of the node before has its generation copied: this node reads it from that
-node's server, piece by piece, not faster than `--keep-state-bandwidth`. An answer is a short text, and the reason why
-not if it is not in `_GOOD`. It is a process of its own, so that the launcher's loop never moves these bytes.
+launcher's secret, through their process group. Then come requests. `read` asks for bytes of one worker's part of a
+generation. `fetch` comes from a worker of another node, and asks for a copy of its generation: this node then reads it
+from that node's server, piece by piece, not faster than `--keep-state-bandwidth`. An answer is a short text. One that
+is not in `_GOOD` gives the reason of a failure. The server is a process of its own, so that the launcher's loop never
+moves these bytes.
 """
 
 from __future__ import annotations

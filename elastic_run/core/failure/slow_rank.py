@@ -91,9 +91,8 @@ def describe_calls(found: Sequence[Calls], now: float, most: int) -> list[dict[s
 
 def _describe_group(each: Calls, base: float, limit: int) -> dict[str, Any]:
     first, end = 0, max(each.calls, default=0) + 1
-    if (
-        len(each.calls) > limit
-    ):  # two whole blocks: nodes that are asked at slightly different moments have one in common
+    # Two whole blocks: nodes that are asked at slightly different moments have one of them in common.
+    if len(each.calls) > limit:
         end -= end % -(-limit // 2)
         first = end - limit
     told = [

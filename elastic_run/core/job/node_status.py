@@ -29,8 +29,8 @@ def _make_types(fields: str) -> _Types:
 #: A number from here up is garbage, and so are nan and infinity.
 _BEYOND = 1e15
 #: Kinds of questions, and the fields of the documents that answer them: those of a node, and of each of its workers.
-#: What a question is about may follow its kind: `drain 3 node7` names the asker's round and the node that has to leave,
-#: `waits 4096` the number of collectives that the asker takes, and `slow 5` the slow rank whose reason it asks for.
+#: Words may follow the kind. `drain 3 node7` names the asker's round and the node that has to leave. `waits 4096` says
+#: how many collectives the asker takes. `slow 5` names the slow rank, and asks for the reason.
 STATUS = "status"
 STACKS = "stacks"
 DRAIN = "drain"
