@@ -94,7 +94,7 @@ def test_preloaded_workers_reduce_in_half_the_time(installation: Installation) -
     assert {measured: ratio.value for measured, ratio in ratios.items() if ratio.value > bounds[measured]} == {}
 
 
-@pytest.mark.parametrize("method", [*soak("spawn", "forkserver"), "fork"])
+@pytest.mark.parametrize("method", soak("spawn", "forkserver", "fork"))
 def test_functions_are_launched_faster(method: str, installation: Installation) -> None:
     """Four function workers have returned in no more time than with torch's elastic_launch."""
     # By fork both take some tenths of a second, so one slow launch must not decide. Otherwise torch's workers import

@@ -111,7 +111,7 @@ def test_no_stranger_is_signalled_or_named() -> None:
     run_jobs(range(12))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_warm_workers_end_after_a_start_and_two_restarts(launch: Launch) -> None:
     """Jobs under --preload end with 0, whatever processes and threads their workers leave to the interpreter's end."""

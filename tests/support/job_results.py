@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 STDERR = Path(__file__).parents[1] / "data" / "stderr"
 #: 2026-11-20 10:11:12.047 UTC.
 NOON = 1795169472.047
+#: To read the file takes longer than most tests of a report.
+RULES = built_in_rules()
 
 
 def captured(name: str) -> str:
@@ -69,7 +71,7 @@ def result(*ends: WorkerEnd, **fields: object) -> JobResult:
 
 def explained(job: JobResult) -> JobResult:
     """Return the end of a job with its causes and what helps."""
-    return explain(job, built_in_rules())
+    return explain(job, RULES)
 
 
 # --- event logs -------------------------------------------------------------------------------------------------------

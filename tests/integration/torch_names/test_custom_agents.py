@@ -350,7 +350,10 @@ def _with_our_imports(source: str) -> str:
 #: The program as it is, on torch's own agent: what the others are compared with, and it changes with torch only.
 UNDER_TORCH = pytest.param("torch", "torch", marks=pytest.mark.soak)
 #: How the program is run, and whose agent it gets.
-WAYS = pytest.mark.parametrize(("how", "whose"), [UNDER_TORCH, ("compat", "elastic_run"), ("imports", "elastic_run")])
+WAYS = pytest.mark.parametrize(
+    ("how", "whose"),
+    [UNDER_TORCH, ("compat", "elastic_run"), pytest.param("imports", "elastic_run", marks=pytest.mark.soak)],
+)
 
 
 @pytest.mark.long
@@ -390,7 +393,7 @@ def test_an_agent_of_ones_own(how: str, whose: str, run_program: Launch) -> None
     assert sorted(lines[:-2]) == ["rank 0: 3", "rank 1: 3"]
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_an_agent_of_ones_own_fails(run_program: Launch) -> None:
     """When its restarts are used up it fails, with the rank that failed."""
     job = run_program("compat", "agent.py", "worker.py", "2", "1", lives=9)
@@ -399,7 +402,10 @@ def test_an_agent_of_ones_own_fails(run_program: Launch) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("through", [[], ["-m", "elastic_run.compat"]], ids=["plain", "compat"])
+@pytest.mark.parametrize(
+    "through",
+    [pytest.param([], id="plain"), pytest.param(["-m", "elastic_run.compat"], id="compat", marks=pytest.mark.soak)],
+)
 def test_a_package_with_a_handler(through: list[str], programs: Path, launch: Launch) -> None:
     """A package that brings a handler derived from torch's class serves elastic-run as it serves torchrun."""
     environment = {

@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _FROM = re.compile(r"\bfrom (elastic_run(?:\.\w+)*) import (\([^)]*\)|[\w, ]+)")
 _IMPORT = re.compile(r"\b(?<!_)import (elastic_run(?:\.\w+)*)(?![\w.])")
 _NAME = re.compile(r"elastic_run(?:\.[A-Za-z_]\w*)+")

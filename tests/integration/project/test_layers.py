@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2] / "elastic_run"
+ROOT = Path(__file__).parents[3] / "elastic_run"
 
 #: Part -> what else of the package it may import. `rendezvous.api` means that module only, not its backends.
 ALLOWED: dict[str, set[str]] = {
