@@ -130,7 +130,7 @@ def test_elastic_training_outlives_a_kill(launch: Launch, tmp_path: Path) -> Non
     assert done == [("0", "1 to 1"), ("1", "1 to 1")]
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_elastic_training_takes_a_second_node(launch: Launch, tmp_path: Path) -> None:
     """A node comes in the middle of an epoch: the worker is told, saves, and both go on with what is left of it."""
     meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=example"]

@@ -181,7 +181,7 @@ def test_a_small_reduction_keeps_its_tensor(launch: Launch, script: Worker) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["script", pytest.param("function", marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", ["script", pytest.param("function", marks=pytest.mark.soak)])
 def test_who_fails_ends_though_a_collective_does_not(launch: Launch, script: Worker, how: str) -> None:
     """A rank that raises while others keep one of its collectives waiting ends at once, and so does the job."""
     path = script("""
