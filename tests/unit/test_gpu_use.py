@@ -195,5 +195,5 @@ def test_the_reason_of_a_slow_rank_is_its_gpu(
     clocks |= {index: GpuClock(index, other, 1980, reasons) for index, other in enumerate(others)}
     monkeypatch.setattr(devices, "has_library", lambda: True)
     monkeypatch.setattr(devices, "read_gpu_clocks", lambda: clocks)
-    monkeypatch.setattr(slow_rank, "_LOOK_TIME", 0.0)
-    assert slow_rank.find_reason(5, {5: 9}) == ("GPU 5 runs at 1,005 of 1,980 MHz (thermal)" if reasons else "")
+    first = slow_rank.read_counters([9])
+    assert slow_rank.find_reason(5, {5: 9}, first) == ("GPU 5 runs at 1,005 of 1,980 MHz (thermal)" if reasons else "")

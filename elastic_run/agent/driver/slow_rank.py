@@ -3,7 +3,8 @@
 - Runs where torch's flight recorder is on. `core.failure.slow_rank` decides.
 - In a job of several nodes, the agent of the first node asks all nodes. A node answers at once with what its workers
   have told at the question before, and asks them anew: so an answer takes no longer than its way.
-- The reason is looked for when a rank is slow, on its node, for two seconds.
+- The reason is looked for on the node of the slow rank: what the kernel has counted of its ranks in the last minute.
+  A comparison over seconds would often find nothing, or chance, on a busy machine.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from elastic_run.core.config import FEW_NODES
 from elastic_run.core.failure import slow_rank
 from elastic_run.core.job.node_status import SLOW, WAITS
 from elastic_run.multiprocessing.fork_exec import read_proc
+from elastic_run.records import dataclass
 from elastic_run.report import lines
 
 TYPE_CHECKING = False
@@ -43,9 +45,8 @@ SPAN, RECENT = 300.0, 60.0
 #: Collectives in the answer of a node at most, and in those of all nodes.
 _MOST_CALLS = 4096
 _MOST_IN_ALL = 65536
-#: Seconds that other nodes get to answer, and seconds in which the reason is looked for.
+#: Seconds that other nodes get to answer, also where the GPUs' driver takes its time.
 _NODE_WAIT = 2.0
-_LOOK_TIME = 2.0
 #: Part of the time for which a rank waits for a processor, or computes, that is a reason, and how many times that of
 #: the others it is, at least; part of the clock of other GPUs, or of the highest, below which a GPU is slow.
 _NOTABLE = 0.05
@@ -66,6 +67,7 @@ class SlowRankWatch:
         self._watch = slow_rank.SlowRanks(SPAN, RECENT)
         self._answers: list[dict[int, Sequence[Document]]] = []  # What this node's workers have told, by global rank
         self._question: RecorderQuestion | None = None
+        self._readings: list[Reading] = []  # Of the last minute
         self._written_at = self._loop.now()
         self._is_closed = False
         self._period = PERIOD if self._nodes <= FEW_NODES else _LONG_PERIOD
@@ -102,6 +104,8 @@ class SlowRankWatch:
             if not self._is_closed:
                 on_done()
 
+        most = round(RECENT / self._period)
+        self._readings = [*self._readings[1 - most :], read_counters(self._round.alive_pids.values())]
         if self._question is None:  # a worker that gets little of the processors takes long
             self._question = self._recorder.list_calls(self._loop, take)
 
@@ -145,43 +149,54 @@ class SlowRankWatch:
         if self._job is None:
             self.explain(str(rank), lambda workers: tell([{"host": "", "workers": workers}]))
         else:
-            self._job.gather_status(f"{SLOW} {rank}", _NODE_WAIT + _LOOK_TIME, tell)
+            self._job.gather_status(f"{SLOW} {rank}", _NODE_WAIT, tell)
 
     def explain(self, words: str, deliver: Callable[[list[Document]], None]) -> None:
         """Deliver why a rank is slow, with "" where that is unknown; nothing if it does not run on this node."""
         rank = int(words) if words.isdecimal() else -1
         pids = {self._round.global_ranks[local]: pid for local, pid in self._round.alive_pids.items()}
-        if rank not in pids or self._is_closed:
+        if rank not in pids or not self._readings or self._is_closed:
             deliver([])
             return
+        first = self._readings[0]
 
         def look() -> None:
             reason = ""
             try:
-                reason = find_reason(rank, pids)
+                reason = find_reason(rank, pids, first)
             finally:
                 self._loop.call_soon_threadsafe(lambda: deliver([{"rank": rank, "reason": reason}]))
 
-        # In a thread: it waits, and the GPUs' driver may take long.
+        # In a thread: the GPUs' driver may take long.
         threading.Thread(target=look, name="slow rank", daemon=True).start()
 
 
 # --- the reason -------------------------------------------------------------------------------------------------------
-def find_reason(rank: int, pids: Mapping[int, int]) -> str:
-    """Compare a rank with the other ranks of its node, by global rank, for a moment; return why it is slow, or ""."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the kernel has counted of processes until a moment."""
+
+    at: float
+    throttled: float  # Seconds for which a quota has held up all of them
+    threads: Mapping[str, Sequence[int]]  # By /proc's file of each thread: nanoseconds on a processor, and waiting
+
+
+def read_counters(pids: Iterable[int]) -> Reading:
+    """Read the counters of all threads of some processes."""
+    names = (f"{pid}/task/{task}/schedstat" for pid in pids for task in list_names(f"/proc/{pid}/task"))
+    threads = {name: [int(field) for field in fields] for name in names if (fields := read_proc(name).split())}
+    return Reading(time.monotonic(), read_throttled(), threads)
+
+
+def find_reason(rank: int, pids: Mapping[int, int], first: Reading) -> str:
+    """Compare a rank with the other ranks of its node, by global rank, since a reading; return why it is slow."""
     clocks = devices.read_gpu_clocks() if devices.has_library() else {}
     if pids[rank] in clocks and (said := _describe_gpu(clocks[pids[rank]], clocks.values())):
         return said
-    throttled, before = read_throttled(), {each: _read_tasks(pid) for each, pid in pids.items()}
-    began_at = time.monotonic()
-    time.sleep(_LOOK_TIME)
-    seconds = time.monotonic() - began_at
-    if (held := (read_throttled() - throttled) / seconds) >= _NOTABLE:
+    last = read_counters(pids.values())
+    if (held := (last.throttled - first.throttled) / (last.at - first.at)) >= _NOTABLE:
         return f"its control group gets no processor {100 * held:.0f} % of the time (cpu.max)"
-    after = {each: _read_tasks(pid) for each, pid in pids.items()}
-    run, waited = (
-        {each: _find_most(before[each], after[each], of) / seconds for each in pids} for of in (_RUN, _WAITED)
-    )
+    run, waited = ({each: _find_most(first, last, pid, of) for each, pid in pids.items()} for of in (_RUN, _WAITED))
     others = [each for each in pids if each != rank]
     if waited[rank] >= max([_NOTABLE, *(_TIMES_OTHERS * waited[each] for each in others)]):
         return f"it waits for a processor {100 * waited[rank]:.0f} % of the time{_describe_place(rank, pids)}"
@@ -199,15 +214,11 @@ def _describe_gpu(own: GpuClock, clocks: Iterable[GpuClock]) -> str:
     return f"GPU {own.index} runs at {own.clock:,} of {own.highest:,} MHz ({', '.join(own.reasons)})"
 
 
-def _read_tasks(pid: int) -> dict[str, list[int]]:
-    """Return for how many nanoseconds each thread of a process has run, and has waited for a processor."""
-    names = (f"{pid}/task/{task}/schedstat" for task in list_names(f"/proc/{pid}/task"))
-    return {name: [int(field) for field in fields] for name in names if (fields := read_proc(name).split())}
-
-
-def _find_most(before: Mapping[str, list[int]], after: Mapping[str, list[int]], of: int) -> float:
-    """Return the seconds of the thread with most; the main thread may wait for another one."""
-    return max((after[name][of] - before[name][of] for name in before.keys() & after.keys()), default=0) / 1e9
+def _find_most(first: Reading, last: Reading, pid: int, of: int) -> float:
+    """Return the part of the time of the thread with most; the main thread may wait for another one."""
+    names = [name for name in first.threads.keys() & last.threads.keys() if name.startswith(f"{pid}/")]
+    most = max((last.threads[name][of] - first.threads[name][of] for name in names), default=0)
+    return most / 1e9 / (last.at - first.at)
 
 
 def _describe_place(rank: int, pids: Mapping[int, int]) -> str:
