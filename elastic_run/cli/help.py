@@ -133,10 +133,22 @@ def describe_default(flag: Flag) -> str:
 
 #: Forms of values that shtab completes, and its name of the completion.
 _PATHS = {"FILE": "FILE", "PATH": "FILE", "DIR": "DIRECTORY", "LOGDIR": "DIRECTORY"}
-#: Files beside the commands, and wherever shtab has nothing.
-_WITH_FILES = {
-    "bash": "{prefix}_pos_0_COMPGEN=_shtab_compgen_files",
+#: What prints the jobs that RUN may name. tcsh ends its rules at a slash and at a single quote.
+_JOBS = 'elastic-run ps | tail -n +2 | cut -d " " -f 1'
+_RUNS = {"bash": "_elastic_run_jobs", "zsh": "_elastic_run_jobs", "tcsh": f"`{_JOBS}`"}
+#: Ids of jobs for RUN, and log directories for it in `logs`; files beside the commands, and wherever shtab has nothing.
+_PREAMBLES = {
+    "bash": """\
+{prefix}_pos_0_COMPGEN=_shtab_compgen_files
+_elastic_run_jobs() {{
+  compgen -W "$({jobs})" -- "$1"
+  [[ ${{COMP_WORDS[1]}} != logs ]] || _shtab_compgen_dirs "$1"
+}} 2> /dev/null""",
     "zsh": """\
+_elastic_run_jobs() {{
+  compadd -- ${{(f)"$({jobs})"}}
+  [[ $words[1] != logs ]] || _files -/
+}} 2> /dev/null
 functions[{prefix}_shtab]=$functions[{prefix}]
 {prefix}() {{
   {prefix}_shtab "$@"
@@ -177,8 +189,10 @@ def render_completion(shell: str, flags: Iterable[argparse.Action]) -> str:
             own = CommandParser(name)
             for action in own._actions:  # noqa: SLF001 - argparse has no other way to list them
                 _complete(action)
+            if (name, shell) == ("drain", "tcsh"):  # it would have jobs for the third word of any command line
+                own._actions[-1].complete = {}  # type: ignore[attr-defined] # noqa: SLF001
             places.add_parser(name, help=text, parents=[own], add_help=False)
-    preamble = _WITH_FILES.get(shell, "").format(prefix="_shtab_" + re.sub(r"\W", "_", program))
+    preamble = _PREAMBLES.get(shell, "").format(prefix="_shtab_" + re.sub(r"\W", "_", program), jobs=_JOBS)
     return f"{shtab.complete(parser, shell, preamble=preamble).replace(_NOTHING, _FILES)}\n"
 
 
@@ -191,8 +205,10 @@ def _complete(action: argparse.Action) -> argparse.Action:
 
     form = action.metavar if isinstance(action.metavar, str) else ""
     words = [word for word in form.split("|") if re.fullmatch(r"[a-z][a-z0-9-]*", word)]
-    if form in _PATHS:
-        action.complete = getattr(shtab, _PATHS[form])  # type: ignore[attr-defined] # where shtab reads it
+    if form == "RUN":
+        action.complete = _RUNS  # type: ignore[attr-defined] # where shtab reads it
+    elif form in _PATHS:
+        action.complete = getattr(shtab, _PATHS[form])  # type: ignore[attr-defined]
     elif words:
         action.choices = words
     action.metavar = None

@@ -187,3 +187,18 @@ def launch(
     """Start a launcher with arguments."""
     command = [*program, *map(str, arguments)]
     return Launched(command, env=clean_environment(env), cwd=cwd, stdin=stdin, merge=merge)
+
+
+#: Behind the script of --print-completion; prints what the last word is completed to.
+_COMPLETE = f"""
+elastic-run() {{ {sys.executable} -m elastic_run "$@"; }}
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+$(complete -p "$1" | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+def complete_in_bash(script: str, words: str, directory: Path) -> list[str]:
+    """Return to what bash completes the last word behind `elastic-run`, sorted."""
+    command = ["bash", "--norc", "-c", script + _COMPLETE, "bash", "elastic-run", *words.split(" ")]
+    return sorted(subprocess.check_output(command, cwd=directory, text=True).split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -11,17 +10,10 @@ import pytest
 from elastic_run.cli.commands import COMMANDS
 from elastic_run.cli.flags import FLAGS
 from elastic_run.run import main, run_command
+from tests.support.launch import complete_in_bash
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-#: Sources the script, and prints what the last word is completed to.
-_COMPLETE = """
-source ./script
-COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-$(complete -p "$1" | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
 
 
 def print_script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -54,10 +46,7 @@ def test_bash_completes(words: str, expected: str, tmp_path: Path, capsys: pytes
     for name in ("train.py", "test.toml"):
         (tmp_path / name).touch()
     (tmp_path / "data").mkdir()
-    (tmp_path / "script").write_text(print_script("bash", capsys))
-    command = ["bash", "--norc", "-c", _COMPLETE, "bash", "elastic-run", *words.split()]
-    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert sorted(completed.stdout.split()) == expected.split()
+    assert complete_in_bash(print_script("bash", capsys), words, tmp_path) == expected.split()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])

@@ -15,6 +15,7 @@ import pytest
 from elastic_run.contract import ENV_CONTROL_DIR, ENV_RDZV_TOKEN
 from elastic_run.control.client import ask_all
 from elastic_run.control.socket_directory import find_sockets
+from tests.support.launch import complete_in_bash
 from tests.support.launch import launch as start
 from tests.support.local_rendezvous import wait_coordinated
 from tests.support.sessions import free_port
@@ -112,8 +113,10 @@ def test_stdout_that_goes_past_the_launcher_is_no_silence(launch: Launch, worker
     assert "does not pass through elastic-run" in status().stdout
 
 
-def test_several_jobs_have_to_be_named_and_an_unknown_one_is_refused(launch: Launch, worker: Worker) -> None:
-    """One line, exit 2, with what may be typed; without a name, and with `ps`, all jobs are listed."""
+def test_several_jobs_have_to_be_named_and_an_unknown_one_is_refused(
+    launch: Launch, worker: Worker, tmp_path: Path
+) -> None:
+    """One line, exit 2, with what may be typed, which bash completes; without a name, and with `ps`, all are listed."""
     assert (status().process.returncode, status("x").process.returncode) == (2, 2)
     none = run("ps")
     assert (none.process.returncode, none.stdout) == (0, "no job of yours runs on this machine\n")
@@ -125,11 +128,15 @@ def test_several_jobs_have_to_be_named_and_an_unknown_one_is_refused(launch: Lau
     assert refused.process.returncode == 2
     assert len(refused.stderr.splitlines()) == 1
     assert all(f"{launcher.pid} (" in refused.stderr for launcher in launchers)
+    pids = sorted(str(launcher.pid) for launcher in launchers)
     for listed in (status(), run("ps")):
         heading, *rows = listed.stdout.splitlines()
         assert (listed.process.returncode, heading.split()) == (0, ["RUN", "PID", "STATE", "STARTED", "PROGRAM"])
-        pids = [str(launcher.pid) for launcher in launchers]
-        assert sorted(row.split()[:3] for row in rows) == sorted([pid, pid, "running"] for pid in pids)
+        assert sorted(row.split()[:3] for row in rows) == [[pid, pid, "running"] for pid in pids]
+    script = run("--print-completion", "bash").stdout
+    assert complete_in_bash(script, "status ", tmp_path) == complete_in_bash(script, "drain host ", tmp_path) == pids
+    (tmp_path / "logs").mkdir()
+    assert {"logs", *pids} <= {*complete_in_bash(script, "logs ", tmp_path)}
     assert "'x' is not a job of yours" in status("x").stderr
 
 
