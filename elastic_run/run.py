@@ -162,9 +162,13 @@ def _run_on_hosts(args: Namespace, origins: Origins, flags: Sequence[Flag]) -> i
 def _wait_for_hosts(args: Namespace) -> None:
     """Wait for the other hosts of --hosts if this launcher was started by it; they say where the nodes meet."""
     if mark := os.environ.get(contract.ENV_HOSTS_MARK):
-        from elastic_run.hosts.remote import wait_start
+        from elastic_run.hosts.remote import say_ready, wait_start
 
-        args.rdzv_endpoint = wait_start(mark) or args.rdzv_endpoint
+        say_ready(mark)
+        from elastic_run.launch_config import import_ahead
+
+        import_ahead()
+        args.rdzv_endpoint = wait_start() or args.rdzv_endpoint
 
 
 def _prepare(args: Namespace, origins: Origins | None, flags: Sequence[Flag] = FLAGS) -> Request | None:

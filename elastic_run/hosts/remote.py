@@ -1,7 +1,7 @@
 """A host's side of --hosts: ssh runs `main`, which starts the host's launcher when it has the order, and ends it.
 
 - The launcher reads and checks its command line as everywhere, says `ready`, and waits: no launcher starts a worker
-  before all hosts are ready (`wait_start`).
+  before all hosts are ready (`say_ready`, `wait_start`).
 - The end of the ssh connection ends the launcher, as SIGTERM would. If the network is silent, no connection ends here:
   so the command sends signs of life, and a long silence counts as the end.
 - If this process is killed, the kernel sends the launcher SIGTERM. If the launcher is killed, its guardian ends the
@@ -120,11 +120,11 @@ class HostSide:
 
 
 # --- in the launcher -------------------------------------------------------------------------------------------------
-def wait_start(mark: str) -> str:
-    """Tell the command that this host is ready, and wait until all are; return the endpoints, or "".
+def say_ready(mark: str) -> None:
+    """Tell the command that this host is ready, and where other nodes reach it.
 
     The address is the one by which ssh has come here: the nodes may not know the name that only ssh's configuration
-    explains. SystemExit: the job does not start.
+    explains.
     """
     import socket
 
@@ -138,6 +138,10 @@ def wait_start(mark: str) -> str:
     with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         port = listener.getsockname()[1]
     os.write(1, write_marked(mark, ready=format_endpoint(host, port)))
+
+
+def wait_start() -> str:
+    """Wait until all hosts are ready; return the endpoints, or "". SystemExit: the job does not start."""
     line = sys.stdin.buffer.readline()
     if not line:
         sys.exit(contract.EXIT_SIGNAL_BASE + signals.SIGTERM)

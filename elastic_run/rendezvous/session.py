@@ -6,7 +6,6 @@ coordinates, its `Coordinator` has another one. Neither waits for the agent, and
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.events import SessionEvent, Setup
     from elastic_run.rendezvous.settings import Settings
-
-_log = logging.getLogger(__name__)
 
 #: Seconds for the thread to end, and for a node that was told to go to say so.
 _WAIT_LIMIT = 5.0
@@ -183,8 +180,10 @@ class Session:
     def _run(self) -> None:
         try:
             self._loop.run_until(lambda: self._is_over)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the agent is told
-            _log.exception("a defect in the rendezvous, thread rendezvous")
+        except Exception as error:
+            import logging
+
+            logging.getLogger(__name__).exception("a defect in the rendezvous, thread rendezvous")
             self._node.deliver(Lost("internal_error", f"a defect in the rendezvous: {error!r}"))
         finally:
             self._loop.close()
@@ -247,7 +246,9 @@ class Session:
         """Wait until each node that is connected has gone with the verdict; a line tells of the wait."""
         left = timeout - _MOMENT
         if not coordinator.wait_others(min(_MOMENT, timeout), are_there=False) and left > 0:
-            _log.warning(
+            import logging
+
+            logging.getLogger(__name__).warning(
                 "elastic-run: the job is over; waiting up to %.0f s for nodes that do not know it yet: %s",
                 left,
                 ", ".join(list_hosts(sorted(coordinator.hosts_of_others))),

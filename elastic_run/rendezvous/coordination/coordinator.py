@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from elastic_run.rendezvous.coordination.opening import Hello, Identity
     from elastic_run.rendezvous.coordination.places import LeasePlace
     from elastic_run.rendezvous.events import SessionEvent
-
-_log = logging.getLogger(__name__)
 
 #: A decision waits for this multiple of the CPU time that the last one took, unless nobody else is waited for: so a
 #: thousand nodes cost few decisions.
@@ -120,8 +117,10 @@ class Coordinator:
     def _run(self) -> None:
         try:
             self._loop.run_until(lambda: self._is_over)
-        except Exception as caught:  # noqa: BLE001 - whatever it is, the agent is told
-            _log.exception("a defect in the rendezvous, thread coordinator")
+        except Exception as caught:
+            import logging
+
+            logging.getLogger(__name__).exception("a defect in the rendezvous, thread coordinator")
             self._tell(Lost("internal_error", f"a defect in the rendezvous: {caught!r}"))
         finally:
             self._end_term()
@@ -242,7 +241,11 @@ class Coordinator:
         except MessageError as error:
             if not self._complaint:
                 self._complaint = str(error)
-                _log.warning("elastic-run: %s sends what is no state of a node: %s", self._connected[node].host, error)
+                import logging
+
+                logging.getLogger(__name__).warning(
+                    "elastic-run: %s sends what is no state of a node: %s", self._connected[node].host, error
+                )
             link.close()
             self._lose(node, BROKEN, "unreadable")
             return

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from struct import Struct
 
@@ -77,8 +76,6 @@ class FrameReader:
             del self.rest[:end]
             yield kind, decode(content) if content else {}
 
-
-_log = logging.getLogger(__name__)
 
 _RECEIVE = 1 << 16
 #: Bytes that may wait for the other side before messages that nobody needs for certain are left out.
@@ -240,7 +237,9 @@ class Link:
         except Exception:
             if not self.is_foreign:
                 raise
-            _log.exception("a defect of elastic-run ends a connection")
+            import logging
+
+            logging.getLogger(__name__).exception("a defect of elastic-run ends a connection")
             self._end(BROKEN, "a defect")
 
     def _take_frame(self, kind: bytes, content: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ Rules
 from __future__ import annotations
 
 import _socket
-import logging
 import os
 
 from elastic_run.core.job.codec import LARGEST, MessageError, to_message
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.rendezvous.coordination.opening import Identity
-
-_log = logging.getLogger(__name__)
 
 _OPEN_WITHIN = 10.0
 #: Bytes that tell an agent of any release from other clients.
@@ -250,7 +247,9 @@ class Listener:
     def _tell(self, kind: str, text: str) -> None:
         if kind not in self._told:
             self._told.add(kind)
-            _log.warning("elastic-run: %s", text)
+            import logging
+
+            logging.getLogger(__name__).warning("elastic-run: %s", text)
 
 
 def _show_protocol(connected: _socket.socket) -> None:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
     from elastic_run.loop import Loop, Timer
     from elastic_run.rendezvous.coordination.places import Place
     from elastic_run.rendezvous.events import SessionEvent, Setup
-
-_log = logging.getLogger(__name__)
 
 #: Seconds for a name server to say which of this machine's addresses others use; to reach rank 0's store.
 _LOOK_UP = 3.0
@@ -226,7 +223,9 @@ class Node:
         try:
             order = from_document(Order, document)
         except MessageError as error:
-            _log.warning("elastic-run: the coordinator's order can't be read: %s", error)
+            import logging
+
+            logging.getLogger(__name__).warning("elastic-run: the coordinator's order can't be read: %s", error)
             return
         self._is_ordered = True
         self.feed(OrderRead(order))

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import time
@@ -62,8 +61,6 @@ if TYPE_CHECKING:
         def drop_link(self) -> None: ...
         def say(self) -> None: ...
 
-
-_log = logging.getLogger(__name__)
 
 #: Seconds for one attempt to reach an agent.
 _ANSWER = 3.0
@@ -122,7 +119,9 @@ class CoordinatorSearch:
             try:
                 self._serve()  # another agent of this machine may have served its endpoint so far
             except OSError as error:
-                _log.debug("elastic-run: the endpoint can't be served here: %s", error)
+                import logging
+
+                logging.getLogger(__name__).debug("elastic-run: the endpoint can't be served here: %s", error)
             self._discovery = replace(self._discovery, own=self._place.own)
         if self._is_leaving:
             self._discovery = replace(self._discovery, own="")  # it never coordinates again
