@@ -25,7 +25,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from elastic_run.worker.kept_memory import Entry, KeptStateError, open_memories
+from elastic_run.worker.kept_memory import Entry, KeptStateError, open_memories, view_tensor
 from elastic_run.worker.memory_storage import make_metadata
 
 if TYPE_CHECKING:
@@ -92,12 +92,11 @@ def _write_part(memory: KeptMemory, record: Record, rank: int, directory: Path) 
     def write(file: IO[bytes]) -> None:
         for entry in entries:
             start = file.tell()
+            content = memory.part(record.start + entry.position, entry.length)
             if entry.offsets is None:
-                file.write(memory.part(record.start + entry.position, entry.length))
+                file.write(content)
             else:
-                raw = memory.view(record.start + entry.position, entry.length)
-                # A copy: torch writes the whole memory that a tensor is a view of.
-                torch.save(raw.view(getattr(torch, entry.dtype)).view(entry.sizes).clone(), file)
+                torch.save(view_tensor(content, entry.dtype, entry.sizes), file)
             index.append((entry, start, file.tell() - start))
 
     _write_file(directory / f"__{rank}_0.distcp", write)

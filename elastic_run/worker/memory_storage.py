@@ -31,11 +31,19 @@ from torch.futures import Future
 
 from elastic_run.core.kept_generations import Generation, newest
 from elastic_run.records import dataclass
-from elastic_run.worker.kept_memory import Entry, KeptStateError, align, open_memories, parse_index
+from elastic_run.worker.kept_memory import (
+    Entry,
+    KeptStateError,
+    align,
+    copy_tensors,
+    open_memories,
+    parse_index,
+    view_tensor,
+)
 from elastic_run.worker.kept_server import LOSSES, StateClient, copy_to, describe_loss, find_next, find_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     from torch.distributed.checkpoint.planner import LoadPlanner, SavePlan, SavePlanner, WriteItem
@@ -181,16 +189,15 @@ def _copy_in(node: NodeMemories, plan: SavePlan, planner: SavePlanner) -> None:
     start = memory.begin(share.kept)
     if torch.cuda.is_initialized() and length:  # type: ignore[no-untyped-call] # torch's
         memory.pin(start, length)
-    devices = set()
+    pairs = []
     for entry, content in zip(entries, contents, strict=True):
+        target = memory.part(start + entry.position, entry.length)
         if isinstance(content, BytesIO):
-            memory.part(start + entry.position, entry.length)[:] = content.getbuffer()
-        elif entry.length:
-            target = memory.view(start + entry.position, entry.length).view(content.dtype).view(content.shape)
-            target.copy_(content.detach(), non_blocking=content.is_cuda)
-            if content.is_cuda:
-                devices.add(content.device)
-    for device in devices:
+            target[:] = content.getbuffer()
+        else:
+            pairs.append((view_tensor(target, entry.dtype, entry.sizes), content.detach()))
+    copy_tensors(pairs)
+    for device in {content.device for _, content in pairs if content.is_cuda}:
         torch.cuda.synchronize(device)
     copy = None if share.next_node is None else functools.partial(copy_to, share.next_node, node, share.kept)
     memory.commit(start, share.generation, share.rank, entries, plan.planner_data, copy)
@@ -225,7 +232,7 @@ class MemoryReader(StorageReader):
         self.problems: tuple[str, ...] = ()
         self.label: str | None = None
         self.world_size = 0
-        self._node = node = open_memories(os.environ)
+        node = open_memories(os.environ)
         own = [] if node is None else list_parts(node)
         gathered = _gather((None if node is None else find_place(node), own), is_needed=node is not None)
         missing = [rank for rank, (place, _) in enumerate(gathered) if place is None]
@@ -234,6 +241,7 @@ class MemoryReader(StorageReader):
         if missing or node is None:
             message = f"the node of rank {missing[0]} was started without --keep-state: give it to all nodes"
             raise KeptStateError(message)
+        self._node = node
         self._places: dict[str, StatePlace] = {place.node: place for place, _ in gathered}
         parts: list[_Part] = [part for _, each in gathered for part in each]
         # The newest first, so that the others' bytes need not be read.
@@ -282,8 +290,12 @@ class MemoryReader(StorageReader):
             raise KeptStateError(message)
         indexes = []
         for _, part in sorted(self._parts.items()):
-            raw = self._read(part, part.record.index_start, part.record.index_length)
-            entries, planner_data = parse_index(part.record, raw.numpy().tobytes())
+            is_here = part.node == self._node.name
+            if is_here and self._node.memories[part.memory].find(part.record.generation.key) is None:
+                message = f"later saves have replaced the state {self.label}: make a new MemoryReader"
+                raise KeptStateError(message)
+            text = self._read(part, part.record.index_start, part.record.index_length)
+            entries, planner_data = parse_index(part.record, text)
             self._entries.update({MetadataIndex(entry.name, entry.offsets): (part, entry) for entry in entries})
             indexes.append((entries, planner_data))
         return make_metadata(indexes)
@@ -305,17 +317,23 @@ class MemoryReader(StorageReader):
         Raises:
             KeptStateError: Another node can't be reached, or its state was replaced.
         """
-        for item in plan.items:
-            part, entry = self._entries[item.storage_index]
-            raw = self._read(part, entry.position, entry.length)
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, BytesIO(raw.numpy().tobytes()))
-                continue
-            kept = raw.view(getattr(torch, entry.dtype)).view(entry.sizes)
-            for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                kept = kept.narrow(dimension, start, length)
-            target = planner.resolve_tensor(item).detach()
-            target.copy_(kept)
+        targets = []
+
+        def read() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            for item in plan.items:
+                part, entry = self._entries[item.storage_index]
+                content = self._read(part, entry.position, entry.length)
+                if item.type == LoadItemType.BYTE_IO:
+                    planner.load_bytes(item, BytesIO(content))
+                    continue
+                kept = view_tensor(content, entry.dtype, entry.sizes)
+                for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                    kept = kept.narrow(dimension, start, length)
+                targets.append((item, planner.resolve_tensor(item).detach()))
+                yield targets[-1][1], kept
+
+        copy_tensors(read())
+        for item, target in targets:
             planner.commit_tensor(item, target)
         while self._clients:
             self._clients.popitem()[1].close()
@@ -323,25 +341,21 @@ class MemoryReader(StorageReader):
         future.set_result(None)
         return future
 
-    def _read(self, part: _Part, position: int, length: int) -> torch.Tensor:
-        """Return bytes of a part as a tensor of torch.uint8: a view of this node's memory, or a copy of another's."""
-        node, record = self._node, part.record
-        if node is not None and part.node == node.name:
-            memory = node.memories[part.memory]
-            if memory.find(record.generation.key) is None:
-                message = f"later saves have replaced the state {self.label}: make a new MemoryReader"
-                raise KeptStateError(message)
-            return memory.view(record.start + position, length)
-        content, place = bytearray(length), self._places[part.node]
+    def _read(self, part: _Part, position: int, length: int) -> memoryview:
+        """Return bytes of a part: this node's memory itself, or a copy of another's."""
+        record = part.record
+        if part.node == self._node.name:
+            return self._node.memories[part.memory].part(record.start + position, length)
+        content, place = memoryview(bytearray(length)), self._places[part.node]
         try:
             if part.node not in self._clients:
                 self._clients[part.node] = StateClient(place)
-            self._clients[part.node].read(part.memory, record, position, memoryview(content))
+            self._clients[part.node].read(part.memory, record, position, content)
         except LOSSES as error:
             where = f"the node at {place.address}"
             message = f"the state of rank {record.rank} can't be read from {where}: {describe_loss(error)}"
             raise KeptStateError(message) from error
-        return torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+        return content
 
 
 def make_metadata(indexes: Iterable[tuple[list[Entry], Any]]) -> Metadata:

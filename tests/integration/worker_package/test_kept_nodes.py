@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -300,7 +301,7 @@ def test_parts_of_other_nodes_are_waited_for_in_the_directory(
     for rank, text in enumerate(described):
         own = NodeMemories(text).memories[0]
         start = own.begin("")
-        own.view(start, 4).copy_(torch.full((1,), rank, dtype=torch.float32).view(torch.uint8))
+        own.part(start, 4)[:] = struct.pack("f", rank)
         entry = Entry("a", (rank,), (1,), (2,), "float32", 0, 4)
         own.commit(start, Generation(1, "a" * 16, "9", 2), rank, [entry], None)
         own.wait_checked()
