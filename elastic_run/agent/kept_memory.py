@@ -1,10 +1,8 @@
 """The memory in which this node's workers keep their state (--keep-state): made by the agent, used by the workers.
 
-A memfd for each worker, and with --keep-state-copies=1 one more for the copy of another node's worker. It has no name,
-so that nothing of it can be left over; it lives as long as the agent or a process that has mapped it. Workers open it
-as `/proc/PID/fd/N` of the agent, as the same user: no descriptor has to come to them through all the ways to start a
-worker. The kernel refuses to let it grow. `elastic_run.worker.kept_memory` writes and reads it. With several nodes a
-process serves it to the others, `elastic_run.worker.kept_server`.
+A memfd for each worker, and with --keep-state-copies=1 one more for the copy of another node's worker. It lives as long
+as the agent or a process that has mapped it. Workers open it as `/proc/PID/fd/N` of the agent, as the same user: no
+descriptor has to come to them through all the ways to start a worker. The kernel refuses to let it grow.
 """
 
 from __future__ import annotations
@@ -13,10 +11,10 @@ import fcntl
 import json
 import os
 import secrets
-import socket
 import sys
 import time
 
+from elastic_run.agent.http_server import listen_everywhere
 from elastic_run.contract import ENV_KEPT_STATE
 from elastic_run.core.kept_generations import HALVES, HEADER, RECORD, decode, newest, read_size
 
@@ -36,10 +34,9 @@ class KeptMemories:
     ) -> None:
         self.size = size
         self._workers = workers
-        self._listening = open_at_any_port() if is_served else None
+        self._listening = listen_everywhere(0) if is_served else None
         self._descriptors: list[int] = []
-        # Random: a worker in another pid namespace, or with variables of a launcher that is gone, must not take the
-        # memory of another job for its own.
+        # Random: a worker in another pid namespace, or of a launcher that is gone, must not take another job's memory.
         name = f"elastic-run-state-{secrets.token_hex(8)}"
         #: What the workers and the helpers are told, but for the number of a worker's memory.
         self._description: dict[str, object] = {
@@ -49,15 +46,11 @@ class KeptMemories:
             "secret": secrets.token_hex(32),
             "rate": -(-bandwidth // workers),
         }
-        try:
-            for number in range(workers * (1 + copies)):
-                descriptor = os.memfd_create(f"{name}-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-                self._descriptors.append(descriptor)
-                os.ftruncate(descriptor, size // (workers * (1 + copies)))
-                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-        except OSError:
-            self.close()
-            raise
+        for number in range(workers * (1 + copies)):
+            descriptor = os.memfd_create(f"{name}-{number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._descriptors.append(descriptor)
+            os.ftruncate(descriptor, size // (workers * (1 + copies)))
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
 
     def describe(self, number: int) -> dict[str, str]:
         """Return the variable with which a worker finds its memory, the others' and the server."""
@@ -66,9 +59,8 @@ class KeptMemories:
 
     def read_status(self) -> dict[str, Any]:
         """Return the label and the age of the newest state that this node's ranks have, and the bytes in use."""
-        places = [
-            os.pread(own, RECORD, half * RECORD) for own in self._descriptors[: self._workers] for half in range(HALVES)
-        ]
+        own = self._descriptors[: self._workers]
+        places = [os.pread(descriptor, RECORD, half * RECORD) for descriptor in own for half in range(HALVES)]
         records = [record for place in places if (record := decode(place)) is not None]
         generation = newest(records, self._workers)
         saved = max((record.saved_at for record in records if record.generation == generation), default=0.0)
@@ -98,14 +90,6 @@ class KeptMemories:
             self._listening.close()
 
 
-def open_at_any_port() -> socket.socket:
-    """Return a socket that listens at all addresses of this machine."""
-    try:
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    except OSError:  # a machine without IPv6
-        return socket.create_server(("", 0))
-
-
 def choose_size(wanted: str, memories: int) -> int:
     """Return the bytes of all memories, half of what is left for `auto`; raise ValueError if they can't be had."""
     from elastic_run.cluster.limits import available_memory
@@ -116,8 +100,7 @@ def choose_size(wanted: str, memories: int) -> int:
         message = f"keep state needs {size / 1e9:.1f} GB of memory, and this node has {left / 1e9:.1f} GB left"
         raise ValueError(message)
     if size < memories * _LEAST:
-        message = (
-            f"keep state needs {memories * _LEAST / 1e6:.0f} MB for {memories} workers, and gets {size / 1e6:.1f} MB"
-        )
+        least = f"keep state needs {memories * _LEAST / 1e6:.0f} MB for {memories} workers"
+        message = f"{least}, and gets {size / 1e6:.1f} MB"
         raise ValueError(message)
     return size

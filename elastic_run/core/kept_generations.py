@@ -2,10 +2,8 @@
 
 A memory has a page of records and two halves. A generation of the state is written into one half: the tensors as raw
 bytes, then an index of them. The half's record is cleared before and written last, so that a worker that is killed in
-between leaves no record, and the generation in the other half is untouched.
-
-A generation counts when all ranks have it: the ranks of a world write one generation under one key, and a key with a
-rank missing is not loaded. Ranks of different keys are never mixed.
+between leaves no record, and the generation in the other half is untouched. The ranks of a world write one generation
+under one key: a key with a rank missing is not loaded, and keys are never mixed.
 """
 
 from __future__ import annotations
@@ -78,14 +76,11 @@ def half_of(size: int, half: int) -> tuple[int, int]:
 
 
 def encode(record: Record) -> bytes:
-    """Return a record as the bytes of its place; raise ValueError where its label is too long."""
+    """Return a record as the bytes of its place."""
     one = record.generation
     values = (one.number, one.key, one.label, one.world_size, record.rank, record.start)
     rest = (record.index_start, record.index_length, record.index_check, record.check, record.saved_at)
     text = json.dumps((*values, *rest)).encode()
-    if len(text) > RECORD - _CHECK:
-        message = f"a label of {len(one.label)} characters is too long"
-        raise ValueError(message)
     return b"%08x" % zlib.crc32(text) + text.ljust(RECORD - _CHECK)
 
 

@@ -1,11 +1,9 @@
 """Writes the newest kept state as an ordinary checkpoint of torch.distributed.checkpoint; the launcher runs it.
 
-Each node writes the parts that it holds into a directory of the generation, and the node that finds all parts there
-makes them a checkpoint: the nodes need a directory that they share, and nothing else of each other. A node does not
-know whether the others have its newest generation, so it writes the one before as well, unless the newest is complete.
-
-`DIRECTORY/latest` is a symbolic link to the checkpoint, and changes when the new one is whole: a full disk, or the end
-of the time that the process had, leaves the one before. After that, all others with names of ours are removed.
+Each node writes the parts that it holds into a directory of the generation, which the nodes share, and the node that
+finds all parts there makes them a checkpoint. A node does not know whether the others have its newest generation, so it
+writes the one before as well, unless the newest is complete. `DIRECTORY/latest` is a symbolic link to the checkpoint,
+and changes when the new one is whole. After that, all others with names of ours are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from elastic_run.worker.kept_memory import Entry, KeptStateError, open_memories, view_tensor
+from elastic_run.worker.kept_memory import Entry, KeptStateError, open_memories, parse_index, view_tensor
 from elastic_run.worker.memory_storage import make_metadata
 
 if TYPE_CHECKING:
@@ -86,7 +84,7 @@ def _write_part(memory: KeptMemory, record: Record, rank: int, directory: Path) 
     """Write the file of one rank, as torch's FileSystemWriter does, and an index of it; the index counts."""
     if (directory / f"{rank}.index").exists():
         return  # the node that has a copy was faster
-    entries, planner_data = memory.read_index(record)
+    entries, planner_data = parse_index(record, memory.part(record.start + record.index_start, record.index_length))
     index = []
 
     def write(file: IO[bytes]) -> None:

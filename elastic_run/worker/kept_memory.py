@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import io
 import itertools
 import json
 import mmap
@@ -36,13 +37,10 @@ if TYPE_CHECKING:
 
     Copy = Callable[[Record], object] | None
 
-#: Bytes to which the parts of a memory are aligned: more than any type of torch needs.
-_ALIGNMENT = 64
 #: Words of eight bytes in a block, which are added up at memory speed: a checksum is the CRC-32 of the blocks' sums.
 _BLOCK = 1 << 12
-#: Bytes that a thread copies at a time, and those that are not worth one.
-_PIECE, _SMALL = 1 << 28, 1 << 20
-_ADVICE = "--keep-state=SIZE is divided among this node's workers, and each keeps two generations"
+#: Bytes of a tensor from which on it is worth a thread to copy it.
+_LARGE = 1 << 20
 
 
 class KeptStateError(WorkerError):
@@ -76,12 +74,9 @@ class KeptMemory:
         # Before it is opened: in another pid namespace, the path may be that of any file of a stranger.
         if os.readlink(path) != f"/memfd:{name} (deleted)":
             raise OSError(errno.ESTALE, "it is another file there", path)
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self.size = os.fstat(fd).st_size
-            self._map = mmap.mmap(fd, self.size)
-        finally:
-            os.close(fd)
+        with io.FileIO(path, "r+") as file:
+            self.size = os.fstat(file.fileno()).st_size
+            self._map = mmap.mmap(file.fileno(), self.size)
         self.room = half_of(self.size, 1)[0] - half_of(self.size, 0)[0]
         self._checking: threading.Thread | None = None
         self._copying: threading.Thread | None = None
@@ -90,7 +85,6 @@ class KeptMemory:
         #: Held while a half is written: torch.distributed.checkpoint.async_save lets saves overlap.
         self.is_writing = threading.Lock()
 
-    # --- records -----------------------------------------------------------------------------------------------------
     def read_records(self) -> list[Record | None]:
         """Return the records of both halves, None where there is none or a damaged one."""
         return [decode(self._map[half * RECORD : (half + 1) * RECORD]) for half in range(HALVES)]
@@ -99,11 +93,6 @@ class KeptMemory:
         """Return the record of the generation with a key, or None."""
         return next((one for one in self.read_records() if one is not None and one.generation.key == key), None)
 
-    def read_index(self, record: Record) -> tuple[list[Entry], Any]:
-        """Return the entries of a generation, and what the planner noted with them."""
-        return parse_index(record, self.part(record.start + record.index_start, record.index_length))
-
-    # --- bytes -------------------------------------------------------------------------------------------------------
     def part(self, position: int, length: int) -> memoryview:
         """Return bytes of the memory, to read and to write, without a copy."""
         return memoryview(self._map)[position : position + length]
@@ -125,51 +114,47 @@ class KeptMemory:
             with contextlib.suppress(RuntimeError):
                 torch.zeros(1, device="cuda")  # gets the error, which else the script's next kernel would get
 
-    # --- writing -----------------------------------------------------------------------------------------------------
     def begin(self, kept: str) -> int:
         """Clear a half for a new generation, never that of the one with the key `kept`; return its first byte."""
         self.wait_checked()
         start, _ = half_of(self.size, choose_half(self.read_records(), kept))
-        self._write_record(start, bytes(RECORD))
+        self.write_record(start, None)
         return start
 
     def commit(
         self, start: int, generation: Generation, rank: int, entries: list[Entry], notes: object, copy: Copy = None
     ) -> None:
         """Write index and record of a generation whose tensors are written; its checksum and copy follow in threads."""
-        index_start = align(max((one.position + one.length for one in entries), default=0), 8 * _BLOCK)
+        index_start = self.align(max((one.position + one.length for one in entries), default=0), 8 * _BLOCK)
         index = json.dumps([entries, notes]).encode()
         self.check_room(index_start + len(index))
         self.part(start + index_start, len(index))[:] = index
         record = Record(generation, rank, start, index_start, len(index), zlib.crc32(index), saved_at=time.monotonic())
-        self.write_record(record)
+        self.write_record(start, record)
         self._checking = threading.Thread(target=self._write_check, args=(record, copy))
         self._checking.start()
+
+    @staticmethod
+    def align(position: int, unit: int = 64) -> int:
+        """Return the next position at which a part may begin: the unit is more than any type of torch needs."""
+        return -(-position // unit) * unit
 
     def check_room(self, length: int) -> None:
         """Raise StateTooLargeError for what does not fit into a half."""
         if length > self.room:
             what = f"the state has {length / 1e6:,.1f} MB, and --keep-state leaves {self.room / 1e6:,.1f} MB to it"
-            message = f"rank {os.environ.get('RANK', '0')}: {what}; {_ADVICE}"
+            why = "its SIZE is divided among this node's workers, and each keeps two generations"
+            message = f"rank {os.environ.get('RANK', '0')}: {what}; {why}"
             raise StateTooLargeError(message)
 
-    def write_record(self, record: Record) -> None:
-        """Write the record of a half whose bytes are written."""
-        self._write_record(record.start, encode(record))
-
-    def forget(self, key: str) -> None:
-        """Clear the record of the generation with a key."""
-        if (record := self.find(key)) is not None:
-            self._write_record(record.start, bytes(RECORD))
-
-    def _write_record(self, start: int, content: bytes) -> None:
+    def write_record(self, start: int, record: Record | None) -> None:
+        """Write the record of a half whose bytes are written, or clear it."""
         place = (start - HEADER) // self.room * RECORD
-        self._map[place : place + RECORD] = content
+        self._map[place : place + RECORD] = bytes(RECORD) if record is None else encode(record)
 
-    # --- checksums ---------------------------------------------------------------------------------------------------
     def _write_check(self, record: Record, copy: Copy) -> None:
-        record = replace(record, check=self._compute_check(record, 1, map))
-        self.write_record(record)
+        record = replace(record, check=self._compute_check(record, map))
+        self.write_record(record.start, record)
         self.begin_copy(copy, record)
 
     def begin_copy(self, copy: Copy, record: Record) -> None:
@@ -189,21 +174,19 @@ class KeptMemory:
         """Raise DamagedStateError if bytes are not those that were written."""
         import torch
 
-        self.read_index(record)
+        parse_index(record, self.part(record.start + record.index_start, record.index_length))
         if record.check is None:  # the worker died before it was computed
             return
         # Threads of ours beside several of torch's take 1.6 times as long.
-        threads = 1 if torch.get_num_threads() > 1 else _count_threads()
-        with ThreadPoolExecutor(threads) as pool:
-            check = self._compute_check(record, threads, pool.map)
-        if check != record.check:
-            message = f"the state of rank {record.rank} is damaged"
-            raise DamagedStateError(message)
+        with ThreadPoolExecutor(1 if torch.get_num_threads() > 1 else _count_threads()) as pool:
+            if self._compute_check(record, pool.map) != record.check:
+                message = f"the state of rank {record.rank} is damaged"
+                raise DamagedStateError(message)
 
-    def _compute_check(self, record: Record, threads: int, compute_all: Callable[..., Iterable[list[int]]]) -> int:
+    def _compute_check(self, record: Record, compute_all: Callable[..., Iterable[list[int]]]) -> int:
         content = self.part(record.start, record.index_start)
         blocks = view_tensor(content, "int64", (len(content) // (8 * _BLOCK), _BLOCK))
-        sums = compute_all(lambda share: share.sum(1).tolist(), blocks.chunk(threads))
+        sums = compute_all(lambda share: share.sum(1).tolist(), blocks.chunk(_count_threads()))
         return zlib.crc32(array.array("q", itertools.chain.from_iterable(sums)))
 
 
@@ -221,11 +204,10 @@ def copy_tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         for target, source in pairs:
             if not (_is_plain(target) and _is_plain(source) and target.dtype == source.dtype):
                 target.copy_(source, non_blocking=source.is_cuda)
-            elif source.nbytes < _SMALL:
-                _move(target, source, 0)
+            elif source.nbytes < _LARGE:
+                _move(target, source)
             else:
-                for position in range(0, source.nbytes, _PIECE):
-                    pool.submit(_move, target, source, position)
+                pool.submit(_move, target, source)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -236,10 +218,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return is_own and not (tensor.is_conj() or tensor.is_neg())
 
 
-def _move(target: torch.Tensor, source: torch.Tensor, position: int) -> None:
-    # The C library writes without reading first: in 0.9 of the time of Tensor.copy_, in half of it from 100 MB on.
-    length = min(_PIECE, source.nbytes - position)
-    ctypes.memmove(target.data_ptr() + position, source.data_ptr() + position, length)
+def _move(target: torch.Tensor, source: torch.Tensor) -> None:
+    # In 0.9 of the time of Tensor.copy_, and in half of it from 100 MB on: then memory is written without being read.
+    ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
 
 
 def _count_threads() -> int:
@@ -254,11 +235,6 @@ def parse_index(record: Record, text: memoryview) -> tuple[list[Entry], Any]:
         raise DamagedStateError(message)
     entries, planner_data = json.loads(bytes(text))
     return [Entry(*values) for values in entries], planner_data
-
-
-def align(position: int, unit: int = _ALIGNMENT) -> int:
-    """Return the next position at which a part may begin."""
-    return -(-position // unit) * unit
 
 
 class NodeMemories:
@@ -277,8 +253,7 @@ class NodeMemories:
         self.has_copies = len(self.memories) > self.workers
 
 
-#: Held while a process maps its memories: `functools.cache` may call the function in two threads at once, and each
-#: would have its own lock for the halves.
+#: Held while a process maps its memories, since `functools.cache` may call a function in two threads at once.
 _mapping = threading.Lock()
 
 

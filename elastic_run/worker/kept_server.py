@@ -1,11 +1,9 @@
 """Gives other nodes the state that this node keeps, and fetches copies of theirs; the launcher runs it.
 
 Each connection begins with the challenge of `multiprocessing.connection`: only the workers of the job learn the
-launcher's secret, through their process group. Then come requests. `read` asks for bytes of one worker's part of a
-generation. `fetch` comes from a worker of another node, and asks for a copy of its generation: this node then reads it
-from that node's server, piece by piece, not faster than `--keep-state-bandwidth`. An answer is a short text. One that
-is not in `_GOOD` gives the reason of a failure. The server is a process of its own, so that the launcher's loop never
-moves these bytes.
+launcher's secret, through their process group. `read` asks for bytes of one worker's part of a generation. `fetch`
+comes from a worker of another node, and asks for a copy of its generation: this node then reads it from that node's
+server, not faster than `--keep-state-bandwidth`. An answer is a short text, the reason of a failure unless in `_GOOD`.
 """
 
 from __future__ import annotations
@@ -200,8 +198,7 @@ class _Server:
             return "it has no memory for this copy (--keep-state-copies, --nproc-per-node)"
         memory = self._node.memories[number]
         if record.length > memory.room:
-            room = f"--keep-state leaves {memory.room / 1e6:,.1f} MB to it"
-            return f"the copy has {record.length / 1e6:,.1f} MB, and {room}"
+            return f"the copy has {record.length / 1e6:,.1f} MB: --keep-state leaves {memory.room / 1e6:,.1f} MB to it"
         try:
             client = StateClient(source)
             if number in self._sources:  # the node that it reads from may be lost, and is silent for 20 s then
@@ -214,7 +211,7 @@ class _Server:
                     client.read(request["memory"], record, position, piece, rate=self._node.rate)
                     connection.send_bytes(_WAIT.encode())
                 # Each piece is of this generation: its key was there behind each of them, and no other one has it.
-                memory.write_record(replace(record, start=start))
+                memory.write_record(start, replace(record, start=start))
         except LOSSES as error:
             return f"the node at {source.address}: {describe_loss(error)}"
         return "done"

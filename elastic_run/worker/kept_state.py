@@ -1,7 +1,6 @@
 """The state of a training, kept in the launcher's memory: `restore` before a training loop, and `save` in it.
 
-After the restart of a failed worker, the loop goes on with the step that was saved last, not with the last checkpoint
-on disk. Checkpoints on disk stay useful: for what ends the launcher too.
+After a restart, the loop goes on with the step that was saved last, not with the last checkpoint on disk.
 """
 
 from __future__ import annotations
@@ -32,16 +31,9 @@ from elastic_run.worker.memory_storage import MemoryReader, MemoryWriter, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from typing import Any, Protocol
+    from typing import Any
 
-    class Stateful(Protocol):
-        """What has a state: modules, optimizers, schedulers, samplers, gradient scalers."""
-
-        def state_dict(self) -> Mapping[str, Any]:
-            """Return the state."""
-
-        def load_state_dict(self, state_dict: Any) -> object:
-            """Take a state."""
+    from torch.distributed.checkpoint.stateful import Stateful
 
 
 __all__ = ["KeptState"]
@@ -149,7 +141,6 @@ class KeptState:
         say(f"kept state: the training goes on from {found}")
         return step
 
-    # --- states ------------------------------------------------------------------------------------------------------
     def _collect(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for name, each in self._objects.items():
@@ -220,9 +211,8 @@ def _is_loaded(module: torch.nn.Module, state: Mapping[str, Any]) -> bool:
     return all(isinstance(value, torch.Tensor) and _address(value) in own for value in state.values())
 
 
-def _address(tensor: torch.Tensor) -> tuple[int, int]:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.untyped_storage().data_ptr(), int(local.storage_offset())
+def _address(tensor: torch.Tensor) -> int:
+    return int((tensor.to_local() if isinstance(tensor, DTensor) else tensor).data_ptr())
 
 
 def _find_rank() -> tuple[int, int]:

@@ -1,17 +1,16 @@
 """A storage of torch.distributed.checkpoint in the memory of the launchers, which outlives the workers.
 
-A save is a copy into memory that is mapped, so that it takes as long as a copy does. A generation is loaded only if all
-of its ranks have it, from this node's memory or from another's. Sharding, DTensors and another number of ranks are the
-work of torch.distributed.checkpoint.
+A save is a copy into mapped memory. A generation is loaded only if all of its ranks have it, from this node's memory or
+from another's. Sharding, DTensors and another number of ranks are the work of torch.distributed.checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import secrets
 import sys
+from functools import cache, partial
 from io import BytesIO
 from typing import TYPE_CHECKING
 
@@ -31,15 +30,7 @@ from torch.futures import Future
 
 from elastic_run.core.kept_generations import Generation, newest
 from elastic_run.records import dataclass
-from elastic_run.worker.kept_memory import (
-    Entry,
-    KeptStateError,
-    align,
-    copy_tensors,
-    open_memories,
-    parse_index,
-    view_tensor,
-)
+from elastic_run.worker.kept_memory import Entry, KeptStateError, copy_tensors, open_memories, parse_index, view_tensor
 from elastic_run.worker.kept_server import LOSSES, StateClient, copy_to, describe_loss, find_next, find_place
 
 if TYPE_CHECKING:
@@ -57,11 +48,11 @@ __all__ = ["MemoryReader", "MemoryWriter", "list_parts", "make_metadata", "say"]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The state of one rank in one memory."""
+    """The state of one rank in one memory of a node."""
 
-    node: str  # The name of the node's memories
+    node: str
     memory: int
-    record: Record  # In this memory
+    record: Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +78,12 @@ class MemoryWriter(StorageWriter):
     """Writes a checkpoint into the launcher's memory: a StorageWriter for `torch.distributed.checkpoint.save`.
 
     The checkpoint's id is its label, such as the step. All workers of the job take part in a save. Without
-    `--keep-state`, and under torchrun, nothing is kept: one line says so, and the script goes on.
+    `--keep-state`, and under torchrun, nothing is kept: one line says so, and the script goes on. A save raises
+    torch's CheckpointException with a KeptStateError in it: the state is larger than its memory, some workers take no
+    part, or another save was made since it began.
     """
 
-    def __init__(self) -> None:
-        self._label = ""
+    _label = ""
 
     def is_kept(self) -> bool:
         """Whether the launcher keeps what is written; if not, one line of the first rank says so, once."""
@@ -116,7 +108,7 @@ class MemoryWriter(StorageWriter):
         self.is_kept()
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Tell the coordinator which memory is this rank's, and which generations this node's memories hold."""
+        """Tell the coordinator where this rank's memory is, and what it holds."""
         node = open_memories(os.environ)
         if node is None:
             return plan
@@ -126,21 +118,15 @@ class MemoryWriter(StorageWriter):
         return dataclasses.replace(plan, storage_data=_Saver(find_place(node), node.own, list_parts(node)))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Number the new generation, and choose the generation that stays until the new one is whole.
-
-        Raises:
-            KeptStateError: Some workers of the job take no part in the save, or two workers have the same memory.
-        """
+        """Number the new generation, and choose the generation that stays until the new one is whole."""
         world = int(os.environ.get("WORLD_SIZE", "1"))
         node = open_memories(os.environ)
         savers = [plan.storage_data for plan in plans if isinstance(plan.storage_data, _Saver)]
         if not savers:
             return plans
-        if len(savers) != world or node is None:
+        memories = {(saver.place.node, saver.memory) for saver in savers}
+        if not len(memories) == len(savers) == world or node is None:  # processes that a worker starts share its memory
             message = f"{len(savers)} of {world} workers save their state; all have to, on nodes with --keep-state"
-            raise KeptStateError(message)
-        if len({(saver.place.node, saver.memory) for saver in savers}) != len(plans):
-            message = "several workers have the same memory: --keep-state is not for those that a worker has started"
             raise KeptStateError(message)
         records = [part.record for saver in savers for part in saver.parts]
         number = 1 + max((record.generation.number for record in records), default=0)
@@ -152,12 +138,7 @@ class MemoryWriter(StorageWriter):
         return [dataclasses.replace(plan, storage_data=share) for plan, share in zip(plans, shares, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Copy this rank's part into its memory.
-
-        Raises:
-            KeptStateError: The state is larger than its memory, another save was made since this one began, or the
-                planner reuses the plan of another save.
-        """
+        """Copy this rank's part into its memory."""
         node = open_memories(os.environ)
         if node is not None:
             with node.memories[node.own].is_writing:
@@ -174,17 +155,15 @@ def _copy_in(node: NodeMemories, plan: SavePlan, planner: SavePlanner) -> None:
     """Copy all items of a plan into a half of the memory, and make the record."""
     memory, share = node.memories[node.own], plan.storage_data
     if any(each.generation.number >= share.generation.number for each in filter(None, memory.read_records())):
-        message = (
-            "another save was made since this one began: a save (async_save) has to end before the next one "
-            "begins, and the planner must not reuse plans (enable_plan_caching)"
-        )
+        remedy = "a save (async_save) has to end before the next one begins, without enable_plan_caching"
+        message = f"another save was made since this one began: {remedy}"
         raise KeptStateError(message)
     contents = [planner.resolve_data(item) for item in plan.items]
     entries: list[Entry] = []
     length = 0
     for item, content in zip(plan.items, contents, strict=True):
         entries.append(_make_entry(item, content, length))
-        length = align(length + entries[-1].length)
+        length = memory.align(length + entries[-1].length)
     memory.check_room(length)
     start = memory.begin(share.kept)
     if torch.cuda.is_initialized() and length:  # type: ignore[no-untyped-call] # torch's
@@ -199,7 +178,7 @@ def _copy_in(node: NodeMemories, plan: SavePlan, planner: SavePlanner) -> None:
     copy_tensors(pairs)
     for device in {content.device for _, content in pairs if content.is_cuda}:
         torch.cuda.synchronize(device)
-    copy = None if share.next_node is None else functools.partial(copy_to, share.next_node, node, share.kept)
+    copy = None if share.next_node is None else partial(copy_to, share.next_node, node, share.kept)
     memory.commit(start, share.generation, share.rank, entries, plan.planner_data, copy)
 
 
@@ -215,8 +194,7 @@ def _make_entry(item: WriteItem, content: torch.Tensor | BytesIO, position: int)
 class MemoryReader(StorageReader):
     """Reads the newest generation that is whole: a StorageReader for `torch.distributed.checkpoint.load`.
 
-    All workers of the job make one at the same time, since they agree on the generation then; so a process group has to
-    be there before, if there are several workers.
+    All workers of the job make one at the same time, in their process group, since they agree on the generation then.
 
     Attributes:
         problems: What is damaged or out of reach, in a sentence each.
@@ -224,8 +202,7 @@ class MemoryReader(StorageReader):
         world_size: The number of ranks that wrote it, or 0.
 
     Raises:
-        KeptStateError: There are several workers and no process group; or only some nodes have `--keep-state`; or the
-            launcher's memory can't be opened.
+        KeptStateError: Several workers have no process group, only some nodes `--keep-state`, or a worker no access.
     """
 
     def __init__(self) -> None:
@@ -246,7 +223,8 @@ class MemoryReader(StorageReader):
         parts: list[_Part] = [part for _, each in gathered for part in each]
         # The newest first, so that the others' bytes need not be read.
         while (generation := newest(part.record for part in parts)) is not None:
-            found = _find_damage(node, [part for part in own if part in parts], generation)
+            held = [part for part in own if part in parts and part.record.generation == generation]
+            found = _find_damage(node, held)
             damage = {part: problem for each in _gather(found, is_needed=True) for part, problem in each.items()}
             if not damage:
                 break
@@ -261,41 +239,30 @@ class MemoryReader(StorageReader):
         self._parts = {part.record.rank: part for part in parts}
         self._entries: dict[MetadataIndex, tuple[_Part, Entry]] = {}
         self._clients: dict[str, StateClient] = {}
-        # A restart may have come before the copy of this worker's part was complete. The next save waits for it: before
-        # the generation before, which has copies, is replaced.
+        # A restart may have come before the copy of this worker's part was complete; the next save waits for it.
         memory, to = node.memories[node.own], find_next(self._places.values(), node.name)
         record = memory.find(generation.key)
-        is_alone = record is not None and [part.record.rank for part in parts].count(record.rank) == 1
-        if node.has_copies and record is not None and is_alone and to is not None:
-            memory.begin_copy(functools.partial(copy_to, to, node, ""), record)
+        if node.has_copies and record and to and [part.record.rank for part in parts].count(record.rank) == 1:
+            memory.begin_copy(partial(copy_to, to, node, ""), record)
+
+    validate_checkpoint_id = MemoryWriter.validate_checkpoint_id
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Do nothing: which checkpoint is read is decided before."""
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """See `MemoryWriter.validate_checkpoint_id`."""
-        del checkpoint_id
-        return False
-
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what the checkpoint holds.
-
-        Raises:
-            KeptStateError: There is none, or later saves have replaced it.
-        """
+        """Return what the checkpoint holds; raise KeptStateError if there is none, or later saves have replaced it."""
         del args, kwargs
         if self.label is None:
             message = "no state is kept; MemoryReader.label tells whether there is one"
             raise KeptStateError(message)
         indexes = []
         for _, part in sorted(self._parts.items()):
-            is_here = part.node == self._node.name
-            if is_here and self._node.memories[part.memory].find(part.record.generation.key) is None:
+            record, is_here = part.record, part.node == self._node.name
+            if is_here and self._node.memories[part.memory].find(record.generation.key) is None:
                 message = f"later saves have replaced the state {self.label}: make a new MemoryReader"
                 raise KeptStateError(message)
-            text = self._read(part, part.record.index_start, part.record.index_length)
-            entries, planner_data = parse_index(part.record, text)
+            entries, planner_data = parse_index(record, self._read(part, record.index_start, record.index_length))
             self._entries.update({MetadataIndex(entry.name, entry.offsets): (part, entry) for entry in entries})
             indexes.append((entries, planner_data))
         return make_metadata(indexes)
@@ -312,11 +279,7 @@ class MemoryReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copy what this rank needs out of the memories of this node and of others.
-
-        Raises:
-            KeptStateError: Another node can't be reached, or its state was replaced.
-        """
+        """Copy what this rank needs out of the memories of this node and of others, or raise KeptStateError."""
         targets = []
 
         def read() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -387,17 +350,15 @@ def list_parts(node: NodeMemories) -> list[_Part]:
     ]
 
 
-def _find_damage(node: NodeMemories, parts: list[_Part], generation: Generation) -> dict[_Part, str]:
-    """Forget the damaged parts of a generation, and return them with a sentence each."""
+def _find_damage(node: NodeMemories, parts: list[_Part]) -> dict[_Part, str]:
+    """Forget damaged parts, which the next save would keep instead of sound ones; return them with a sentence each."""
     problems = {}
     for part in parts:
-        if part.record.generation == generation:
-            try:
-                node.memories[part.memory].verify(part.record)
-            except KeptStateError as error:
-                # Else the next save would keep it instead of a sound one.
-                node.memories[part.memory].forget(generation.key)
-                problems[part] = f"generation {generation.label or generation.number}: {error}"
+        try:
+            node.memories[part.memory].verify(part.record)
+        except KeptStateError as error:
+            node.memories[part.memory].write_record(part.record.start, None)
+            problems[part] = f"generation {part.record.generation.label or part.record.generation.number}: {error}"
     return problems
 
 
@@ -420,4 +381,4 @@ def say(line: str) -> None:
         sys.stderr.write(f"elastic-run: {line}\n")
 
 
-_say_once = functools.cache(say)
+_say_once = cache(say)

@@ -362,7 +362,7 @@ def test_the_workers_of_a_node_share_the_check_of_copies() -> None:
     made = KeptMemories(4 << 20, 2, 1)
     workers = [NodeMemories(made.describe(number)[ENV_KEPT_STATE]) for number in range(2)]
     for number, memory in enumerate(workers[0].memories):
-        memory.write_record(Record(Generation(1, "a", "1", 4), number, HEADER, 0, 0, 0))
+        memory.write_record(HEADER, Record(Generation(1, "a", "1", 4), number, HEADER, 0, 0, 0))
     assert [[part.memory for part in list_parts(each)] for each in workers] == [[0, 2], [1, 3]]
     made.close()
 
