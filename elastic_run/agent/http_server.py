@@ -17,7 +17,6 @@ from elastic_run.core.agent.machine import RUNNING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator
     from typing import Any
 
@@ -202,20 +201,12 @@ _DURATIONS = (
 )
 
 
-def listen_everywhere(port: int) -> socket.socket:
-    """Return a socket that listens at all addresses of this machine; 0 is any port."""
-    import socket
-
-    try:
-        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    except ValueError:  # a machine that has no IPv6 at all
-        return socket.create_server(("", port))
-
-
 class HttpPort(HttpServer):
     """A port on all interfaces, as clients are outside of a pod, taken before anything starts; 0 is any. OSError."""
 
     def __init__(self, port: int) -> None:
+        from elastic_run.utils import listen_everywhere
+
         listener = listen_everywhere(port)
         self.port: int = listener.getsockname()[1]
         super().__init__(listener)

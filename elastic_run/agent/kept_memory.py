@@ -14,9 +14,9 @@ import secrets
 import sys
 import time
 
-from elastic_run.agent.http_server import listen_everywhere
 from elastic_run.contract import ENV_KEPT_STATE
 from elastic_run.core.kept_generations import HALVES, HEADER, RECORD, decode, newest, read_size
+from elastic_run.utils import listen_everywhere
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

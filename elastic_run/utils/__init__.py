@@ -117,6 +117,16 @@ def get_socket_with_port() -> socket.socket:
     raise RuntimeError(message)
 
 
+def listen_everywhere(port: int) -> socket.socket:
+    """Open a listening socket at all addresses of this machine; port 0 is any. OSError: the port is taken."""
+    import socket
+
+    try:
+        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    except (OSError, ValueError):  # a machine without IPv6
+        return socket.create_server(("", port))
+
+
 def get_hostname() -> str:
     """Return this machine's own name for it, as the kernel has it; no name server is asked."""
     return os.uname().nodename or "localhost"
