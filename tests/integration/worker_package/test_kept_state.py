@@ -251,7 +251,7 @@ def test_a_state_older_than_the_scripts_own_is_not_loaded(
 
 
 def test_plain_checkpoints_of_torch_go_into_memory(memories: KeptMemories) -> None:
-    """`dcp.save` and `dcp.load` with writer and reader keep tensors, slices, scalars and objects."""
+    """`dcp.save` and `dcp.load` with writer and reader keep tensors, slices, views, scalars and objects."""
     assert memories.size
     assert MemoryReader().label is None
     state: dict[str, Any] = {
@@ -259,19 +259,20 @@ def test_plain_checkpoints_of_torch_go_into_memory(memories: KeptMemories) -> No
         "b": torch.tensor(3, dtype=torch.bfloat16),
         "c": {"d": [1, "x"]},
     }
-    state["empty"] = torch.zeros(0, 3)
+    state["empty"], state["conjugates"] = torch.zeros(0, 3), torch.tensor([1 + 2j]).conj()
     save(state, checkpoint_id="first", storage_writer=MemoryWriter(), no_dist=True)
     loaded: dict[str, Any] = {
         "a": torch.zeros(4, 3),
         "b": torch.tensor(0, dtype=torch.bfloat16),
         "c": {"d": [0]},
         "empty": torch.ones(0, 3),
+        "conjugates": torch.zeros(1, dtype=torch.complex64),
     }
     reader = MemoryReader()
     load(loaded, storage_reader=reader, no_dist=True)
     assert reader.label == "first"
     assert torch.equal(loaded["a"], state["a"])
-    assert (loaded["b"].item(), loaded["c"]) == (3.0, {"d": [1, "x"]})
+    assert (loaded["b"].item(), loaded["c"], loaded["conjugates"].item()) == (3.0, {"d": [1, "x"]}, 1 - 2j)
 
 
 def test_saves_that_overlap_are_never_mixed(memories: KeptMemories) -> None:
