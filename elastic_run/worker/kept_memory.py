@@ -202,7 +202,9 @@ def copy_tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy the second tensor of each pair into the first one; from a GPU, the copies may end later."""
     with ThreadPoolExecutor(_count_threads()) as pool:
         for target, source in pairs:
-            if not (_is_plain(target) and _is_plain(source) and target.dtype == source.dtype):
+            if not (
+                _is_plain(target) and _is_plain(source) and (target.dtype, target.shape) == (source.dtype, source.shape)
+            ):
                 target.copy_(source, non_blocking=source.is_cuda)
             elif source.nbytes < _LARGE:
                 _move(target, source)
