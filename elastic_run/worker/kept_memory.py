@@ -202,9 +202,8 @@ def copy_tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy the second tensor of each pair into the first one; from a GPU, the copies may end later."""
     with ThreadPoolExecutor(_count_threads()) as pool:
         for target, source in pairs:
-            if not (
-                _is_plain(target) and _is_plain(source) and (target.dtype, target.shape) == (source.dtype, source.shape)
-            ):
+            are_alike = target.dtype == source.dtype and target.shape == source.shape
+            if not (are_alike and _is_plain(target) and _is_plain(source)):
                 target.copy_(source, non_blocking=source.is_cuda)
             elif source.nbytes < _LARGE:
                 _move(target, source)
