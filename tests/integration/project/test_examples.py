@@ -156,6 +156,7 @@ def test_every_example_is_run_here() -> None:
     assert [path.name for path in scripts if path.name not in source and path.name != "train.py"] == []
 
 
+@pytest.mark.long
 def test_timer(launch: Launch) -> None:
     """A worker that hangs is killed at its deadline, and the next attempt makes all steps."""
     flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--preload=torch"]

@@ -138,6 +138,7 @@ def test_no_pipe_outlives_the_launcher(
     wait_until(lambda: not list(places.iterdir()), what="an empty temporary directory")
 
 
+@pytest.mark.long
 def test_a_path_of_the_user_s_is_used(launch: Launch, tmp_path: Path) -> None:
     """A pipe that a killed launcher left at TORCHELASTIC_TIMER_FILE is replaced, and removed at the end."""
     pipe = tmp_path / "pipe"
@@ -165,6 +166,7 @@ def test_a_bad_path_is_one_clear_line(launch: Launch, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text(encoding="utf-8") == "a user's work"
 
 
+@pytest.mark.long
 def test_without_the_variable_there_is_no_pipe(launch: Launch, tmp_path: Path) -> None:
     """Nothing is made, and the worker that uses timers is told what to do."""
     job = launch("--standalone", script(tmp_path, "with timer.expires(after=1): pass"))
@@ -270,6 +272,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("agent", ["LocalElasticAgent", "Polling"])
 def test_an_agent_s_workers_have_timers(launch: Launch, tmp_path: Path, agent: str) -> None:
     """Whether the agent is ours or goes through torch's hooks: the worker is killed, its failure names the scope."""
@@ -286,7 +289,8 @@ def test_an_agent_s_workers_have_timers(launch: Launch, tmp_path: Path, agent: s
     assert not [path for path in places.iterdir() if path.is_fifo() or re.search("timers", path.name)]
 
 
-@pytest.mark.parametrize("lives", [pytest.param(1, marks=pytest.mark.long), 2], ids=["fails", "restarts"])
+@pytest.mark.long
+@pytest.mark.parametrize("lives", [1, 2], ids=["fails", "restarts"])
 def test_an_expiry_on_one_of_two_nodes(launch: Launch, tmp_path: Path, lives: int) -> None:
     """The worker that hangs is killed on its node; its scope is the cause on both, and both restart or end alike."""
     path = tmp_path / "train.py"

@@ -78,6 +78,7 @@ def test_reduce_mean(run: Callable[..., list[dict[str, Any]]]) -> None:
         assert (word["rank"], rest, word["whole"]) == (rank, expected, ["torch.float32", 1.0, 7.0])
 
 
+@pytest.mark.long
 def test_all_to_all_and_its_gradients_equal_one_process(run: Callable[..., list[dict[str, Any]]]) -> None:
     """Uneven splits, empty ones among them, deliver the right rows; gradients, first and second, come back right."""
     words = run(

@@ -398,6 +398,7 @@ def test_bad_arguments_are_one_line(torch_python: TorchPython, script: Worker, c
     assert message in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_task_of_srun_with_the_rank_of_another_shell_is_refused(launch: Launch, script: Worker) -> None:
     """Else each task would train a model of its own, and end with 0."""
     left_over = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
