@@ -196,4 +196,6 @@ def test_the_reason_of_a_slow_rank_is_its_gpu(
     monkeypatch.setattr(devices, "has_library", lambda: True)
     monkeypatch.setattr(devices, "read_gpu_clocks", lambda: clocks)
     first = slow_rank.read_counters([9])
-    assert slow_rank.find_reason(5, {5: 9}, first) == ("GPU 5 runs at 1,005 of 1,980 MHz (thermal)" if reasons else "")
+    assert slow_rank.find_reason(5, 0.2, {5: 9}, first) == (
+        "GPU 5 runs at 1,005 of 1,980 MHz (thermal)" if reasons else ""
+    )

@@ -47,10 +47,9 @@ _MOST_CALLS = 4096
 _MOST_IN_ALL = 65536
 #: Seconds that other nodes get to answer, also where the GPUs' driver takes its time.
 _NODE_WAIT = 2.0
-#: Part of the time for which a rank waits for a processor, or computes, that is a reason, and how many times that of
-#: the others it is, at least; part of the clock of other GPUs, or of the highest, below which a GPU is slow.
-_NOTABLE = 0.05
-_TIMES_OTHERS = 1.5
+#: Part of the others' wait that a reason has to explain; and of the clock of other GPUs, or of the highest, below which
+#: a GPU is slow.
+_EXPLAINED = 0.5
 _SLOW_CLOCK = 0.9
 #: Positions in /proc/PID/task/TID/schedstat.
 _RUN, _WAITED = 0, 1
@@ -147,13 +146,13 @@ class SlowRankWatch:
                 self._context.events.slow_rank_found(rank, share, line)
 
         if self._job is None:
-            self.explain(str(rank), lambda workers: tell([{"host": "", "workers": workers}]))
+            self.explain(f"{rank} {share:.0%}", lambda workers: tell([{"host": "", "workers": workers}]))
         else:
-            self._job.gather_status(f"{SLOW} {rank}", _NODE_WAIT, tell)
+            self._job.gather_status(f"{SLOW} {rank} {share:.0%}", _NODE_WAIT, tell)
 
     def explain(self, words: str, deliver: Callable[[list[Document]], None]) -> None:
-        """Deliver why a rank is slow, with "" where that is unknown; nothing if it does not run on this node."""
-        rank = int(words) if words.isdecimal() else -1
+        """Deliver why a rank costs a share of the time, with "" where that is unknown; nothing on other nodes."""
+        rank, percent = (int(word) if word.isdecimal() else -1 for word in words.rstrip("%").partition(" ")[::2])
         pids = {self._round.global_ranks[local]: pid for local, pid in self._round.alive_pids.items()}
         if rank not in pids or not self._readings or self._is_closed:
             deliver([])
@@ -163,7 +162,7 @@ class SlowRankWatch:
         def look() -> None:
             reason = ""
             try:
-                reason = find_reason(rank, pids, first)
+                reason = find_reason(rank, percent / 100, pids, first)
             finally:
                 self._loop.call_soon_threadsafe(lambda: deliver([{"rank": rank, "reason": reason}]))
 
@@ -188,20 +187,20 @@ def read_counters(pids: Iterable[int]) -> Reading:
     return Reading(time.monotonic(), read_throttled(), threads)
 
 
-def find_reason(rank: int, pids: Mapping[int, int], first: Reading) -> str:
-    """Compare a rank with the other ranks of its node, by global rank, since a reading; return why it is slow."""
+def find_reason(rank: int, share: float, pids: Mapping[int, int], first: Reading) -> str:
+    """Return why a rank costs a share of the time: what differs from the other ranks of its node since a reading."""
     clocks = devices.read_gpu_clocks() if devices.has_library() else {}
     if pids[rank] in clocks and (said := _describe_gpu(clocks[pids[rank]], clocks.values())):
         return said
-    last = read_counters(pids.values())
-    if (held := (last.throttled - first.throttled) / (last.at - first.at)) >= _NOTABLE:
+    last, least = read_counters(pids.values()), _EXPLAINED * share
+    if (held := (last.throttled - first.throttled) / (last.at - first.at)) >= least:
         return f"its control group gets no processor {100 * held:.0f} % of the time (cpu.max)"
     run, waited = ({each: _find_most(first, last, pid, of) for each, pid in pids.items()} for of in (_RUN, _WAITED))
     others = [each for each in pids if each != rank]
-    if waited[rank] >= max([_NOTABLE, *(_TIMES_OTHERS * waited[each] for each in others)]):
+    if waited[rank] - max((waited[each] for each in others), default=0.0) >= least:
         return f"it waits for a processor {100 * waited[rank]:.0f} % of the time{_describe_place(rank, pids)}"
     usual = median(run[each] for each in others) if others else 1.0
-    if run[rank] >= max(_NOTABLE, _TIMES_OTHERS * usual):
+    if run[rank] - usual >= least:
         return f"it computes {100 * run[rank]:.0f} % of the time, the other ranks of its node {100 * usual:.0f} %"
     return ""
 

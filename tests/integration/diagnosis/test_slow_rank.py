@@ -64,7 +64,7 @@ def test_a_rank_that_the_others_wait_for_is_named_and_shown(launch: Launch, tmp_
     port, logs = free_port(), tmp_path / "logs"
     flags = ("--nproc-per-node=4", f"--metrics-port={port}", f"--log-dir={logs}")
     job = start(launch, tmp_path, "sleeps", *flags, scale=0.03)
-    assert 8 < int(job.wait_line(_LINE + "$", deadline=80)[2]) < 30
+    assert 8 < int(job.wait_line(_LINE, deadline=80)[2]) < 30
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         (share,) = re.findall(r'^elastic_run_behind_ratio\{rank="2"\} ([\d.]+)$', answer.read().decode(), re.MULTILINE)
     assert 0.05 < float(share) < 0.3
@@ -79,7 +79,7 @@ def test_a_rank_that_the_others_wait_for_is_named_and_shown(launch: Launch, tmp_
 
 #: Of several jobs that run beside each other: what slows rank 2, their number, and the reason in their lines.
 _JOBS = [
-    ("sleeps", 5, "$"),
+    ("sleeps", 5, "(: .*)?$"),  # it may wait for a processor as well
     ("differs", 5, ""),
     ("shares", 1, r": it waits for a processor \d+ % of the time \(it may use processor \d+ only\)$"),
     ("nice", 1, r": it waits for a processor \d+ % of the time \(nice 10\)$"),
@@ -116,5 +116,5 @@ def test_the_first_of_several_nodes_tells_of_the_ranks_of_all(launch: Launch, tm
     """Their clocks are compared by the ages of calls."""
     flags = ("--nproc-per-node=2", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--nnodes=2")
     first, other = (start(launch, tmp_path, "sleeps", *flags, f"--node-rank={rank}", scale=0.06) for rank in range(2))
-    assert first.wait_line(_LINE + "$", deadline=80)[1]
+    assert first.wait_line(_LINE, deadline=80)[1]
     assert "slower than" not in other.stderr
