@@ -326,14 +326,14 @@ def test_a_deadline_that_passes_while_the_job_is_stopped(launch: Launch, tmp_pat
     """A worker that saves in its grace period is not killed by a timer of its loop, and leaves the scope as ever."""
     path = tmp_path / "train.py"
     path.write_text(
-        "import os, signal, threading\n"
+        "import os, signal, time\n"
         "from elastic_run import timer\n"
-        "stop = threading.Event()\n"
-        "signal.signal(signal.SIGTERM, lambda *_: stop.set())\n"
+        "signals = []\n"
+        "signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))\n"
         "with timer.expires(after=1.5, scope='step'):\n"
         "    os.write(1, b'in it\\n')\n"
-        "    stop.wait()\n"
-        "    threading.Event().wait(2)\n"
+        "    while not signals: time.sleep(0.05)\n"
+        "    time.sleep(2)\n"
         "with timer.expires(after=100, scope='saving'):\n"
         "    os.write(1, b'saved\\n')\n",
         encoding="utf-8",
