@@ -36,7 +36,7 @@ class KeptMemories:
         self._workers = workers
         self._listening = listen_everywhere(0) if is_served else None
         self._descriptors: list[int] = []
-        # Random: a worker in another pid namespace, or of a launcher that is gone, must not take another job's memory.
+        # A random name, so that a worker never takes another job's memory: its launcher's pid may be another process.
         name = f"elastic-run-state-{secrets.token_hex(8)}"
         #: What the workers and the helpers are told, but for the number of a worker's memory.
         self._description: dict[str, object] = {

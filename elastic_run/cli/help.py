@@ -136,7 +136,7 @@ _PATHS = {"FILE": "FILE", "PATH": "FILE", "DIR": "DIRECTORY", "LOGDIR": "DIRECTO
 #: What prints the jobs that RUN may name. tcsh ends its rules at a slash and at a single quote.
 _JOBS = 'elastic-run ps | tail -n +2 | cut -d " " -f 1'
 _RUNS = {"bash": "_elastic_run_jobs", "zsh": "_elastic_run_jobs", "tcsh": f"`{_JOBS}`"}
-#: Ids of jobs for RUN, and log directories for it in `logs`; files beside the commands, and wherever shtab has nothing.
+#: RUN gets the ids of jobs, and in `logs` also directories. Files stand beside the commands, and where shtab is silent.
 _PREAMBLES = {
     "bash": """\
 {prefix}_pos_0_COMPGEN=_shtab_compgen_files

@@ -1,7 +1,7 @@
 """Writes the newest kept state as an ordinary checkpoint of torch.distributed.checkpoint; the launcher runs it.
 
-Each node writes the parts that it holds into a directory of the generation, which the nodes share, and the node that
-finds all parts there makes them a checkpoint. A node does not know whether the others have its newest generation, so it
+The nodes share a directory for each generation. Each node writes the parts that it holds there, and the node that finds
+all parts makes them a checkpoint. A node does not know whether the others have its newest generation, so it
 writes the one before as well, unless the newest is complete. `DIRECTORY/latest` is a symbolic link to the checkpoint,
 and changes when the new one is whole. After that, all others with names of ours are removed.
 """

@@ -1,9 +1,9 @@
 """Gives other nodes the state that this node keeps, and fetches copies of theirs; the launcher runs it.
 
 Each connection begins with the challenge of `multiprocessing.connection`: only the workers of the job learn the
-launcher's secret, through their process group. `read` asks for bytes of one worker's part of a generation. `fetch`
-comes from a worker of another node, and asks for a copy of its generation: this node then reads it from that node's
-server, not faster than `--keep-state-bandwidth`. An answer is a short text, the reason of a failure unless in `_GOOD`.
+launcher's secret, through their process group. `read` asks for bytes of one worker's part of a generation. A
+worker of another node sends `fetch` when it has saved: this node then reads a copy from that node's server, not faster
+than `--keep-state-bandwidth`. An answer is a short text: one of `_GOOD`, or the reason of a failure.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ __all__ = ["MemoryReader", "MemoryWriter", "list_parts", "make_metadata", "say"]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The state of one rank in one memory of a node."""
+    """The state of one rank, in one memory of a node."""
 
     node: str
     memory: int
@@ -79,8 +79,8 @@ class MemoryWriter(StorageWriter):
 
     The checkpoint's id is its label, such as the step. All workers of the job take part in a save. Without
     `--keep-state`, and under torchrun, nothing is kept: one line says so, and the script goes on. A save raises
-    torch's CheckpointException with a KeptStateError in it: the state is larger than its memory, some workers take no
-    part, or another save was made since it began.
+    torch's CheckpointException around a KeptStateError if the state is larger than its memory, if some workers take no
+    part, or if another save was made since this one began.
     """
 
     _label = ""

@@ -3,8 +3,8 @@
 - Runs where torch's flight recorder is on. `core.failure.slow_rank` decides.
 - In a job of several nodes, the agent of the first node asks all nodes. A node answers at once with what its workers
   have told at the question before, and asks them anew: so an answer takes no longer than its way.
-- The reason is looked for on the node of the slow rank: what the kernel has counted of its ranks in the last minute.
-  A comparison over seconds would often find nothing, or chance, on a busy machine.
+- The node of the slow rank looks for the reason in the kernel's counters of its ranks, over the last minute. On a busy
+  machine, a comparison over seconds would find chance.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _MOST_CALLS = 4096
 _MOST_IN_ALL = 65536
 #: Seconds that other nodes get to answer, also where the GPUs' driver takes its time.
 _NODE_WAIT = 2.0
-#: Part of the others' wait that a reason has to explain; and of the clock of other GPUs, or of the highest, below which
-#: a GPU is slow.
+#: A reason counts if it explains this part of the others' wait. A GPU is slow below this part of the other GPUs' clock,
+#: or of the highest clock.
 _EXPLAINED = 0.5
 _SLOW_CLOCK = 0.9
 #: Positions in /proc/PID/task/TID/schedstat.
@@ -151,7 +151,7 @@ class SlowRankWatch:
             self._job.gather_status(f"{SLOW} {rank} {share:.0%}", _NODE_WAIT, tell)
 
     def explain(self, words: str, deliver: Callable[[list[Document]], None]) -> None:
-        """Deliver why a rank costs a share of the time, with "" where that is unknown; nothing on other nodes."""
+        """Deliver the reason for which others wait for a rank, or ""; an empty list if the rank is on another node."""
         rank, percent = (int(word) if word.isdecimal() else -1 for word in words.rstrip("%").partition(" ")[::2])
         pids = {self._round.global_ranks[local]: pid for local, pid in self._round.alive_pids.items()}
         if rank not in pids or not self._readings or self._is_closed:
@@ -188,7 +188,7 @@ def read_counters(pids: Iterable[int]) -> Reading:
 
 
 def find_reason(rank: int, share: float, pids: Mapping[int, int], first: Reading) -> str:
-    """Return why a rank costs a share of the time: what differs from the other ranks of its node since a reading."""
+    """Compare a rank with the other ranks of its node since a reading; return why it costs that share of the time."""
     clocks = devices.read_gpu_clocks() if devices.has_library() else {}
     if pids[rank] in clocks and (said := _describe_gpu(clocks[pids[rank]], clocks.values())):
         return said

@@ -30,7 +30,7 @@ def _make_types(fields: str) -> _Types:
 _BEYOND = 1e15
 #: Kinds of questions, and the fields of the documents that answer them: those of a node, and of each of its workers.
 #: Words may follow the kind. `drain 3 node7` names the asker's round and the node that has to leave. `waits 4096` says
-#: how many collectives the asker takes. `slow 5` names the slow rank, and asks for the reason.
+#: how many collectives the asker takes. `slow 5 23%` names the slow rank and what it costs, and asks for the reason.
 STATUS = "status"
 STACKS = "stacks"
 DRAIN = "drain"
