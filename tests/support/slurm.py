@@ -178,8 +178,13 @@ class SlurmCluster:
         """Run a batch script to its end, beside a train.py; return its exit code and what all of it has written."""
         if script:
             (directory / "train.py").write_text(script, encoding="utf-8")
-        ending = self.wait_end(self.submit_script(directory, body, *options))
-        return ending.exit_code, (directory / "job.log").read_text(encoding="utf-8")
+        log = directory / "job.log"
+        try:
+            ending = self.wait_end(self.submit_script(directory, body, *options))
+        except BaseException:  # also that of the test's time limit
+            sys.stderr.write(f"{log.read_text(encoding='utf-8') if log.exists() else ''}\n{self.logs()}\n")
+            raise
+        return ending.exit_code, log.read_text(encoding="utf-8")
 
     def cancel(self, job: int) -> None:
         """Cancel a job."""
