@@ -62,9 +62,9 @@ mutate: setup ## change random places of the code, in a copy, and list the chang
 	@tools/test-tools.sh
 	$(PYTHON_IN_VENV) -m tests.mutate $(MUTATE)
 
-cover: setup ## the unit tests of the pure core and simulated jobs; every branch of the core must be taken
+cover: setup ## the unit tests of the pure core; every branch of it must be taken
 	$(PYTHON_IN_VENV) -m pytest -q -n 2 --cov=elastic_run/core --cov-branch --cov-fail-under=100 \
-	  $$(grep -l elastic_run.core tests/unit/*.py) tests/scenarios tests/simulation/test_jobs.py
+	  $$(grep -l elastic_run.core tests/unit/*.py) tests/scenarios
 
 lint: setup ## ruff, all rules, and the format
 	$(PYTHON_IN_VENV) -m ruff check .

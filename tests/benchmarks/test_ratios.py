@@ -177,6 +177,7 @@ def test_workers_connect_when_one_is_late(installation: Installation) -> None:
     assert connections.connected_rounds(installation, 3) == [True] * 4
 
 
+@pytest.mark.soak
 def test_two_nodes_start_in_a_quarter_of_the_time(installation: Installation) -> None:
     """The last worker of two nodes runs its first line in at most a quarter of torchrun's time."""
     nodes.start_nodes(installation, "elastic-run")

@@ -114,7 +114,9 @@ def test_a_network_that_carries_nothing_is_named(script: Path) -> None:
         assert agents[0].stdout == ""
 
 
-@pytest.mark.parametrize("has_name", [False, True], ids=["an address", "a name"])
+@pytest.mark.parametrize(
+    "has_name", [pytest.param(False, id="an address", marks=pytest.mark.soak), pytest.param(True, id="a name")]
+)
 def test_hosts_without_ipv4(tmp_path: Path, *, has_name: bool) -> None:
     """With IPv6 alone nodes meet at an address or a name, and train with gloo."""
     path = tmp_path / "training.py"

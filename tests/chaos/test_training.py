@@ -63,7 +63,7 @@ def test_a_seed_is_a_test() -> None:
     assert {fault.name for fault in alone} == set(FAULTS) - {"cut-from-hub", "kill-store-leader"}
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_a_job_outlives_a_worker_an_agent_and_a_host(tmp_path: Path) -> None:
     """The short version: each is killed once, all nodes train again after each, and the books are right in the end."""
@@ -80,7 +80,7 @@ def test_a_job_outlives_faults_that_overlap(store: str, tmp_path: Path) -> None:
     tell(Story(seed=5, count=5, store=store, every=2.0, longest=4.0), tmp_path, say=print)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 def test_a_job_outlives_a_stranger_at_its_ports(tmp_path: Path) -> None:
     """All nodes train on while somebody on their network sends the agents what would fill and read a store."""

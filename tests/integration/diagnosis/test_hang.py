@@ -126,7 +126,7 @@ def run_until_reported(launch: Launch, logs: Path, *words: str | Path) -> str:
 #: A program, flags, and what the report has to say; the first two take long, and the others are one more of their kind.
 _HANGS = {
     "mismatch": (_MISMATCH, [], "all_reduce (train.py:"),
-    "looping loader": ("loops = True" + _LOADER, ["--hang-timeout=1"], "rank 0 is in "),
+    "looping loader": ("loops = True" + _LOADER, ["--preload=torch", "--hang-timeout=1"], "rank 0 is in "),
     "loader": ("loops = False" + _LOADER, [], "rank 0 is in "),
     "stopped": (_COMPUTES, ["--inject-fault=stop@8s:rank=2", "--shutdown-timeout=2"], "rank 2 is stopped (SIGSTOP, "),
     "holds": (_HOLDS_THE_LOCK, ["--hang-timeout=1"], "rank 1 is in count (train.py:"),
@@ -162,7 +162,7 @@ def test_the_flight_recorder_names_the_collective(script: Worker, launch: Launch
 def test_the_report_begins_with_the_collective_if_all_ranks_wait(script: Worker, launch: Launch) -> None:
     """No place tells the cause then; the report names the rank in its first five lines."""
     program = "inner = dist.new_group([0, 1, 2])\ndist.all_reduce(torch.ones(4), group=None if rank == 1 else inner)\n"
-    job = launch("--nproc-per-node=3", "--hang-timeout=3", "--hang-action=fail", script(program))
+    job = launch("--preload=torch", "--nproc-per-node=3", "--hang-timeout=3", "--hang-action=fail", script(program))
     assert job.wait_exit(deadline=180) == contract.EXIT_HUNG, job.stderr
     report = job.stderr[job.stderr.index("-- elastic-run: ") :]
     first = " ".join(" ".join(report.splitlines()[:5]).split())
@@ -197,7 +197,7 @@ def test_a_hang_that_ends_the_job_is_its_cause(script: Worker, launch: Launch, t
 def start_that_ends(launch: Launch, action: str, logs: Path, path: Path) -> Launched:
     """Start a job of two ranks that its first hang ends."""
     flags = ("--hang-timeout=3", f"--hang-action={action}", "--max-restarts=0", f"--log-dir={logs}")
-    return launch("--nproc-per-node=2", *flags, path)
+    return launch("--preload=torch", "--nproc-per-node=2", *flags, path)
 
 
 #: Verdict and detail of a job that a hang ends, by the action.
@@ -325,7 +325,7 @@ def test_a_node_whose_ranks_make_progress_is_no_hang(script: Worker, launch: Lau
 @pytest.mark.long
 def test_normal_pauses_are_no_hang(script: Worker, launch: Launch, tmp_path: Path) -> None:
     """Evaluation, a checkpoint, compilation and heartbeats of one rank, for which the others wait."""
-    job = launch("--nproc-per-node=2", "--hang-timeout=4", script(_PAUSES), tmp_path / "checkpoint")
+    job = launch("--preload=torch", "--nproc-per-node=2", "--hang-timeout=4", script(_PAUSES), tmp_path / "checkpoint")
     assert job.wait_exit(deadline=180) == 0, job.stderr
     assert job.stdout.count("done") == 2
     assert "the job hangs" not in job.stderr

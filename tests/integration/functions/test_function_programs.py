@@ -198,7 +198,7 @@ def test_fork_after_cuda_was_initialised(program: Program, host: Host) -> None:
     assert message in job.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.long), "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.soak), "fork"])
 def test_tensors_and_a_process_group(method: str, program: Program, host: Host) -> None:
     """Tensors are arguments and values as they are, and workers meet by the environment that they get."""
     path = program(

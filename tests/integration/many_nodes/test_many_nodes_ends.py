@@ -300,7 +300,7 @@ runpy.run_module("elastic_run", run_name="__main__")
 """
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_restarts_leave_nothing_in_memory(launch: Launch, tmp_path: Path) -> None:
     """In some 100 restarts of 900 the launcher gets no more objects, and it still counts them all.
 

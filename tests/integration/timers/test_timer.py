@@ -290,7 +290,7 @@ def test_an_agent_s_workers_have_timers(launch: Launch, tmp_path: Path, agent: s
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lives", [1, 2], ids=["fails", "restarts"])
+@pytest.mark.parametrize("lives", [pytest.param(1, id="fails", marks=pytest.mark.soak), pytest.param(2, id="restarts")])
 def test_an_expiry_on_one_of_two_nodes(launch: Launch, tmp_path: Path, lives: int) -> None:
     """The worker that hangs is killed on its node; its scope is the cause on both, and both restart or end alike."""
     path = tmp_path / "train.py"

@@ -365,7 +365,7 @@ def test_a_launcher_of_ones_own(how: str, whose: str, run_program: Launch) -> No
     assert job.stdout == f"returned: [(0, 3.0), (1, 3.0)]\nagent: {whose}\n"
 
 
-@pytest.mark.long
+@pytest.mark.soak
 @pytest.mark.parametrize(("how", "whose"), [UNDER_TORCH, ("compat", "elastic_run")])
 def test_a_launcher_with_torchs_own_rendezvous(how: str, whose: str, run_program: Launch) -> None:
     """A program that makes torch's dynamic handler and its store by hand gets our agent with them through compat."""

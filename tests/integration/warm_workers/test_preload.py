@@ -85,7 +85,7 @@ def test_what_an_import_sets_in_the_environment_stays(launch: Launch, worker: Wo
     assert warm.stdout.count("by the module") == 2
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_more_workers_than_descriptors_go_in_one_message(launch: Launch, worker: Worker, module: Module) -> None:
     """The kernel passes 253 descriptors at once; 260 workers are forked all the same."""
     job = launch("--nproc-per-node=260", "--preload=heavy", worker(SAYS_HOW), env=module())

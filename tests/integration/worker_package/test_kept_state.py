@@ -77,7 +77,7 @@ def read_losses(book: Path) -> list[set[str]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["failure", "SIGTERM"])
+@pytest.mark.parametrize("how", [pytest.param("failure", marks=pytest.mark.soak), "SIGTERM"])
 def test_the_newest_state_is_written_on_the_way_out(how: str, launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """A job that fails or is stopped leaves an ordinary checkpoint, which plain torch reads, with a line."""
     end = "raise RuntimeError" if how == "failure" else "print('saved', flush=True); signal.pause()"
