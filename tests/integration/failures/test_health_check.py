@@ -312,7 +312,9 @@ def test_a_check_may_pass_on_the_second_node_only(launch: Launch, worker: Worker
     path = worker("say('world', os.environ['WORLD_SIZE'])")
     port = free_port()
     flags = (*place(port, "last_call_timeout=3"), "--nnodes=1:3", f"--health-check={command}", path)
-    agents = [launch(*flags, env={"SICK": sick}) for sick in ("1", "0")]
+    agents = [launch(*flags, env={"SICK": "1"})]
+    wait_coordinated(port)
+    agents.append(launch(*flags, env={"SICK": "0"}))
     agents[0].wait_line("it stays without workers until the other nodes have ended")  # the second node is there
     agents.append(launch(*flags, env={"SICK": "1"}))
     assert [agent.wait_exit() for agent in agents] == [UNHEALTHY, 0, UNHEALTHY]
