@@ -27,7 +27,6 @@ import os
 from itertools import groupby
 
 from elastic_run.multiprocessing.output.console import Source
-from elastic_run.multiprocessing.output.fold import SETTLE, Fold, put_label
 from elastic_run.multiprocessing.output.sink import Backlog
 from elastic_run.multiprocessing.wiring import MUTED, TEED
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from elastic_run.loop import Loop, Timer
     from elastic_run.multiprocessing.output.console import Stream
-    from elastic_run.multiprocessing.output.fold import Block
+    from elastic_run.multiprocessing.output.fold import Block, Fold
     from elastic_run.multiprocessing.output.sink import FilteredCopy, LogFile
     from elastic_run.multiprocessing.output.tail import Activity, Tail
     from elastic_run.multiprocessing.wiring import Line
@@ -343,13 +342,22 @@ class FoldedOutput(Source):
         self._loop = loop
         self.channels = channels
         self._ranks = {channel: rank for rank, channel in channels.items()}
-        self._fold = Fold(channels)
+        self._made: Fold | None = None
         self._has_prefixes = any(channel.line.purpose == TEED for channel in channels.values())
         self._timer: Timer | None = None
         self._timer_at = 0.0
         stream.flush_held = self.flush
         for channel in channels.values():
             channel.folded = self
+
+    @property
+    def _fold(self) -> Fold:
+        if self._made is None:
+            # Imported with the first line: regular expressions take milliseconds, and stdout waits for none.
+            from elastic_run.multiprocessing.output.fold import Fold
+
+            self._made = Fold(self.channels)
+        return self._made
 
     def take(self, channel: Channel, data: bytes) -> None:
         """Take the next bytes of a channel."""
@@ -362,11 +370,13 @@ class FoldedOutput(Source):
 
     def end_channel(self, channel: Channel) -> None:
         """Take the end of a channel's bytes; its held lines may still be shown."""
-        self._act(self._fold.end(self._ranks[channel]))
+        if self._made is not None:
+            self._act(self._made.end(self._ranks[channel]))
 
     def flush(self) -> None:
         """Show all that is held."""
-        self._act(self._fold.flush())
+        if self._made is not None:
+            self._act(self._made.flush())
 
     def close(self) -> None:
         """Show all that is held, and end."""
@@ -378,6 +388,8 @@ class FoldedOutput(Source):
         self._act(self._fold.expire(self._loop.now()))
 
     def _act(self, blocks: list[Block]) -> None:
+        from elastic_run.multiprocessing.output.fold import put_label
+
         for ranks, group in groupby(blocks, lambda block: sorted(block.raws)):
             same = [*group]
             is_behind = any(self.channels[rank].is_behind for rank in ranks)
@@ -390,6 +402,8 @@ class FoldedOutput(Source):
 
     def _plan(self) -> None:
         """Set the timer while something is held."""
+        from elastic_run.multiprocessing.output.fold import SETTLE
+
         if self._fold.is_empty:
             if self._timer is not None:
                 self._timer.cancel()
