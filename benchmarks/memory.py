@@ -37,7 +37,9 @@ _SETTLING = 1.5
 #: Seconds without a wake-up that tell a launcher at rest, and how long to wait for that at most: some never rest.
 _QUIET = 0.5
 _WAIT_LIMIT = 2.0
-_NEVER_IMPORTED = frozenset({"torch", "numpy", "asyncio", "multiprocessing", "importlib.metadata", "requests"})
+_NEVER_IMPORTED = frozenset(
+    {"torch", "numpy", "asyncio", "multiprocessing", "importlib.metadata", "requests", "http.client", "ssl", "email"}
+)
 _IMPORT_LINE = re.compile(r"^import time:\s+\d+ \|\s+\d+ \|\s*(\S+)$", re.MULTILINE)
 
 
@@ -154,10 +156,12 @@ def _is_recorder(task: Path) -> bool:
 
 
 def forbidden_imports(installation: Installation) -> set[str]:
-    """Run a small job under ``-X importtime``, and return which modules it imported that it never should."""
-    command = installation.launcher("elastic-run", 2, installation.worker("first_line"))
+    """Let two workers sleep under ``-X importtime``, and return which modules were imported that never should be."""
+    command = installation.launcher("elastic-run", 2, installation.worker("sleeper"))
     with Job([installation.python, "-X", "importtime", *command], directory=installation.directory) as job:
-        job.wait_end()
+        job.wait_lines(2)
+        time.sleep(_SETTLING)
+        _wait_quiet([job.pid])
         modules = set(_IMPORT_LINE.findall(job.errors))
     if "elastic_run.run" not in modules:
         message = "the list of imported modules can't be read"

@@ -15,7 +15,7 @@ from elastic_run import __version__
 from elastic_run.agent.driver.worker_readings import add_silences, ask_gpu_use, find_output, read_process, read_usage
 from elastic_run.agent.script_name import program_name
 from elastic_run.contract import NO_RUN_ID
-from elastic_run.control.client import VERSION
+from elastic_run.control.socket_directory import VERSION
 from elastic_run.core.agent.messages import Signalled
 from elastic_run.core.failure.stacks import shorten_stacks
 from elastic_run.core.job.node_status import DRAIN, HANG, SLOW, STACKS, STATUS, WAITS, count_members, kind_of

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 
 from elastic_run.contract import NO_RUN_ID
-from elastic_run.control.socket_directory import find_sockets, remove_stale
+from elastic_run.control.socket_directory import VERSION, find_sockets, remove_stale
 from elastic_run.notices import UsageError
 from elastic_run.records import dataclass, replace
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-VERSION = 1
 #: Bytes of an answer: the stacks of a node with 1,000 workers.
 ANSWER_LIMIT = 1 << 24
 #: Seconds that an agent may take to answer, unless the caller says otherwise. It took up to 0.6 s

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SUFFIX = ".sock"
+#: Of the protocol, in the path of each request. It stands here since an agent imports nothing of the clients.
+VERSION = 1
 
 
 def _locate(environment: Mapping[str, str]) -> str:

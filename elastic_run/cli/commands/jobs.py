@@ -18,7 +18,6 @@ from elastic_run.cli.commands import CommandParser, argument
 from elastic_run.control.client import (
     NO_JOB,
     RUN_HELP,
-    VERSION,
     WAIT_LIMIT,
     ask_all,
     choose_job,
@@ -26,7 +25,7 @@ from elastic_run.control.client import (
     find_jobs,
     name_job,
 )
-from elastic_run.control.socket_directory import is_stale
+from elastic_run.control.socket_directory import VERSION, is_stale
 from elastic_run.notices import UsageError, print_json, print_text, replace_unknown, say
 from elastic_run.report.status_table import add_behind, find_left_out, render_status
 from elastic_run.report.text import columns, count, printable, shows_colors
