@@ -17,7 +17,7 @@ CHAOS :=
 MUTATE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo setup-test demo test test-system test-long test-all soak test-clients test-gpu chaos mutate cover lint format types docs bench figures picture history-picture build clean
+.PHONY: help setup setup-demo setup-test demo test test-system test-long test-all test-tools soak test-clients test-gpu chaos mutate cover lint format types docs bench figures picture history-picture build clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | sort | column -t -s $$'\t' 2>/dev/null || true
@@ -43,12 +43,13 @@ soak: setup ## all of the families of tests of which CI runs a sample: kinds of 
 	$(TESTING) -n 4 -m soak $(PYTEST)
 	$(TESTING_CLIENTS) -m soak $(PYTEST)
 
-test-system: setup ## the tests that need root, a compiler or a server (etcd, Slurm, nftables), which it installs
+test-tools: # beside `setup`, with more than one job
 	@tools/test-tools.sh
+
+test-system: setup test-tools ## the tests that need root, a compiler or a server (etcd, Slurm, nftables), which it installs
 	$(TESTING) -n 8 -m "system and not soak" $(PYTEST)
 
-test-all: setup ## test, test-long and test-system in one run, as CI does: each process collects all tests only once
-	@tools/test-tools.sh
+test-all: setup test-tools ## test, test-long and test-system in one run, as CI does: each process collects all tests only once
 	$(TESTING) -n 8 -m "not soak" $(PYTEST)
 
 test-clients: setup ## accelerate, lightning, torchft, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
