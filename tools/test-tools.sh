@@ -26,7 +26,7 @@ done
 if command -v apt-get >/dev/null; then
   echo "setup: installing ${missing[*]} with apt-get" >&2
   apt-get update -qq || true
-  if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null; then exit 0; fi
+  if DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 install -y -qq "${missing[@]}" >/dev/null; then exit 0; fi
 fi
 echo "setup: apt-get can't install these Debian packages; install the programs by hand: ${missing[*]}" >&2
 exit 1
