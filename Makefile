@@ -37,8 +37,7 @@ test: setup-test ## the tests that need git, make and Python only, and don't tak
 test-long: setup ## the tests that take long: many imports of torch, kills in a row, times beside torchrun's
 	$(TESTING) -n 6 -m "long and not system and not soak" $(PYTEST)
 
-soak: setup ## all of the families of tests of which CI runs a sample: kinds of failures, kills, lives among faults; an hour, as root
-	@tools/test-tools.sh
+soak: setup test-tools ## all of the families of tests of which CI runs a sample: kinds of failures, kills, lives among faults; an hour, as root
 	@tools/setup-clients.sh
 	$(TESTING) -n 4 -m soak $(PYTEST)
 	$(TESTING_CLIENTS) -m soak $(PYTEST)
@@ -59,12 +58,10 @@ test-clients: setup ## accelerate, lightning, torchft, torchx, transformers and 
 test-gpu: ## NCCL, CUDA and the driver on this machine's NVIDIA GPU; needs a torch with CUDA: make test-gpu PYTHON=python3
 	$${PYTHON:-$(PYTHON_IN_VENV)} -m pytest -p no:benchmark -n 6 --timeout=90 tests/gpu $(PYTEST)
 
-chaos: setup ## train on three virtual hosts through 30 random faults; needs root, takes minutes
-	@tools/test-tools.sh
+chaos: setup test-tools ## train on three virtual hosts through 30 random faults; needs root, takes minutes
 	$(PYTHON_IN_VENV) -m tests.chaos $(CHAOS)
 
-mutate: setup ## change random places of the code, in a copy, and list the changes that no test notices; minutes for each package
-	@tools/test-tools.sh
+mutate: setup test-tools ## change random places of the code, in a copy, and list the changes that no test notices; minutes for each package
 	$(PYTHON_IN_VENV) -m tests.mutate $(MUTATE)
 
 cover: setup ## the unit tests of the pure core; every branch of it must be taken
@@ -86,8 +83,7 @@ types: setup ## mypy, strict; the public API as its users see it, under pyright 
 docs: setup ## build the pages into site/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON_IN_VENV) -m mkdocs build --strict --quiet
 
-bench: setup ## figures beside torchrun, ft_launcher and a bare loop, into docs/ and README.md; a quiet machine helps
-	@tools/test-tools.sh
+bench: setup test-tools ## figures beside torchrun, ft_launcher and a bare loop, into docs/ and README.md; a quiet machine helps
 	@tools/setup-peers.sh
 	$(PYTHON_IN_VENV) -m benchmarks $(BENCH)
 

@@ -36,7 +36,7 @@ class KeptMemories:
         self._workers = workers
         self._listening = listen_everywhere(0) if is_served else None
         self._descriptors: list[int] = []
-        # A random name, so that a worker never takes another job's memory: its launcher's pid may be another process.
+        # The name is random, so that no worker takes the memory of another job. A pid may belong to another job later.
         name = f"elastic-run-state-{secrets.token_hex(8)}"
         #: What the workers and the helpers are told, but for the number of a worker's memory.
         self._description: dict[str, object] = {

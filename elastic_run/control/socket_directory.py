@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SUFFIX = ".sock"
-#: Of the protocol, in the path of each request. It stands here since an agent imports nothing of the clients.
+#: Version of the control protocol; the path of each request begins with it. Agents do not import the client, so it is
+#: here.
 VERSION = 1
 
 

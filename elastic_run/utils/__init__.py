@@ -75,9 +75,12 @@ class macros:  # noqa: N801 - torch's name
 
 def safe_substitute(template: str, values: Mapping[str, str]) -> str:
     """Replace ``$name`` and ``${name}``, and ``$$`` by ``$``; leave alone what has no value or is no placeholder."""
-    if "$" not in template:
-        return template
-    from string import Template
+    text = template
+    for name, value in values.items():
+        text = text.replace(f"${{{name}}}", value)
+    if "$" not in text and "$" not in "".join(values.values()):
+        return text
+    from string import Template  # it imports regular expressions, for which a worker's first line would wait
 
     return Template(template).safe_substitute(values)
 

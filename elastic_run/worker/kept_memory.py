@@ -212,7 +212,7 @@ def copy_tensors(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the values of a tensor are contiguous bytes in the host's memory; those of a conjugate view are not."""
+    """Whether a tensor's values can be copied as bytes: contiguous, in the host's memory, and no conjugate view."""
     import torch
 
     is_own = type(tensor) is torch.Tensor and tensor.is_cpu and tensor.is_contiguous()
@@ -220,7 +220,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _move(target: torch.Tensor, source: torch.Tensor) -> None:
-    # It takes 0.9 of the time of Tensor.copy_; from 100 MB on half of it, since the C library does not read the target.
+    # This is faster than Tensor.copy_: it takes 0.9 of the time, and half of it from 100 MB on, where the C library
+    # writes without reading the target.
     ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
 
 

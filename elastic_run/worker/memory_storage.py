@@ -48,7 +48,7 @@ __all__ = ["MemoryReader", "MemoryWriter", "list_parts", "make_metadata", "say"]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The state of one rank, in one memory of a node."""
+    """One rank's part of a generation, and the memory of a node that holds it."""
 
     node: str
     memory: int

@@ -112,7 +112,8 @@ class Round:
             raise launched.error
 
     def _prefix(self, worker: Worker) -> str:
-        template = text = self._context.options.prefix_template
+        from elastic_run.utils import safe_substitute
+
         values = {
             "local_rank": str(worker.local_rank),
             "rank": str(worker.global_rank),
@@ -120,13 +121,7 @@ class Round:
             "hostname": self._context.hostname,
             "role_name": self._context.group.spec.role,
         }
-        for name, value in values.items():
-            text = text.replace(f"${{{name}}}", value)
-        if "$" not in text:
-            return text
-        import string  # not for the usual template: regular expressions take milliseconds, and the first line waits
-
-        return string.Template(template).safe_substitute(values)
+        return safe_substitute(self._context.options.prefix_template, values)
 
     # --- how workers end -------------------------------------------------------------------------------------------
     def _on_exit(self, local_rank: int, exitcode: int) -> None:

@@ -353,7 +353,7 @@ class FoldedOutput(Source):
     @property
     def _fold(self) -> Fold:
         if self._made is None:
-            # Imported with the first line: regular expressions take milliseconds, and stdout waits for none.
+            # The module imports regular expressions, which takes milliseconds. The first line of stdout must not wait.
             from elastic_run.multiprocessing.output.fold import Fold
 
             self._made = Fold(self.channels)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.local_rendezvous import COPIED
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
@@ -76,6 +77,16 @@ def test_checkpoint_on_signal(launch: Launch, tmp_path: Path) -> None:
     job.send(signal.SIGUSR1)
     assert job.wait_exit() == 0, job.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.txt", "rank1.txt"]
+
+
+@pytest.mark.long
+def test_sbatch_script(launch: Launch, tmp_path: Path) -> None:
+    """The batch script, with the variables that Slurm sets, trains on as many workers as it has CPUs."""
+    slurm = {"SLURM_JOB_ID": "4711", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "2"}
+    job = launch(EXAMPLES / "job.sbatch", "--steps=10", program=["bash"], env={**COPIED, **slurm}, cwd=EXAMPLES.parent)
+    assert job.wait_exit() == 0, job.stderr
+    assert "step 10: loss" in job.stdout
+    assert (tmp_path / "model-4711.pt").exists()
 
 
 @pytest.mark.long
