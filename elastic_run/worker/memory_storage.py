@@ -30,7 +30,15 @@ from torch.futures import Future
 
 from elastic_run.core.kept_generations import Generation, newest
 from elastic_run.records import dataclass
-from elastic_run.worker.kept_memory import Entry, KeptStateError, copy_tensors, open_memories, parse_index, view_tensor
+from elastic_run.worker.kept_memory import (
+    Entry,
+    KeptStateError,
+    copy_tensors,
+    open_memories,
+    parse_index,
+    place,
+    view_tensor,
+)
 from elastic_run.worker.kept_server import LOSSES, StateClient, copy_to, describe_loss, find_next, find_place
 
 if TYPE_CHECKING:
@@ -163,7 +171,7 @@ def _copy_in(node: NodeMemories, plan: SavePlan, planner: SavePlanner) -> None:
     length = 0
     for item, content in zip(plan.items, contents, strict=True):
         entries.append(_make_entry(item, content, length))
-        length = memory.align(length + entries[-1].length)
+        length = entries[-1].position + entries[-1].length
     memory.check_room(length)
     start = memory.begin(share.kept)
     if torch.cuda.is_initialized() and length:  # type: ignore[no-untyped-call] # torch's
@@ -182,12 +190,14 @@ def _copy_in(node: NodeMemories, plan: SavePlan, planner: SavePlanner) -> None:
     memory.commit(start, share.generation, share.rank, entries, plan.planner_data, copy)
 
 
-def _make_entry(item: WriteItem, content: torch.Tensor | BytesIO, position: int) -> Entry:
+def _make_entry(item: WriteItem, content: torch.Tensor | BytesIO, end: int) -> Entry:
     name, tensor = item.index.fqn, item.tensor_data
     if isinstance(content, BytesIO):
-        return Entry(name, None, (), (), "", position, len(content.getbuffer()))
+        length = len(content.getbuffer())
+        return Entry(name, None, (), (), "", place(end, length), length)
     dtype = str(content.dtype).removeprefix("torch.")
     offsets, whole = tuple(tensor.chunk.offsets), tuple(tensor.size)  # type: ignore[union-attr] # a tensor's item has it
+    position = place(end, content.nbytes)
     return Entry(name, offsets, tuple(content.shape), whole, dtype, position, content.nbytes)
 
 
