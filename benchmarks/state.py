@@ -12,8 +12,9 @@ import shutil
 import signal
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from benchmarks.figures import Bar, Comparison, alone, compared, interleave
 from benchmarks.job import BenchmarkError, Job
 from benchmarks.warm import _FRESH_STORE as FRESH_STORE
 from tests.support.local_rendezvous import wait_coordinated
+from tests.support.processes import descendants_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,9 +119,9 @@ def _lose_node(installation: Installation) -> float:
         first.wait_lines(5, starting="stepped 0", deadline=_DEADLINE)
         spare = start()
         end = time.monotonic() + _DEADLINE
-        while "spare" not in spare.errors:
+        while "spare" not in spare.errors or not _is_warm(spare.pid):  # as after some seconds of waiting
             if time.monotonic() > end:
-                message = f"the third node is no spare: {spare.errors}"
+                message = f"the third node is no spare with a warm worker: {spare.errors}"
                 raise BenchmarkError(message)
             time.sleep(0.05)
             second.read()  # else its worker waits for the pipe
@@ -132,6 +134,14 @@ def _lose_node(installation: Installation) -> float:
             message = f"a spare went on with step {again} after step {before}"
             raise BenchmarkError(message)
         return (int(stepped[5]) - killed_at) / 1e9
+
+
+def _is_warm(launcher: int) -> bool:
+    """Whether a worker of a launcher has imported its modules, and waits for its program."""
+    titles = [Path(f"/proc/{pid}/cmdline") for pid in descendants_of(launcher)]
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return any(title.read_bytes().startswith(b"elastic-run: waiting") for title in titles)
+    return False
 
 
 def _copy(installation: Installation, megabytes: int, times: int) -> list[Figure]:

@@ -91,7 +91,7 @@ class StateClient:
 
     def __init__(self, place: StatePlace) -> None:
         client = socket.create_connection((place.address, place.port), timeout=_SILENCE)
-        _limit_silence(client)
+        _set_up(client)
         self._connection = Connection(client.detach())
         answer_challenge(self._connection, place.secret.encode())
         deliver_challenge(self._connection, place.secret.encode())
@@ -160,7 +160,7 @@ class _Server:
     def _serve(self, client: socket.socket) -> None:
         try:
             with client, Connection(os.dup(client.fileno())) as connection:
-                _limit_silence(client)
+                _set_up(client)
                 self._strangers[client] = None
                 deliver_challenge(connection, self._node.secret.encode())
                 answer_challenge(connection, self._node.secret.encode())
@@ -224,9 +224,10 @@ def describe_loss(error: Exception) -> str:
     return str(error) or "the connection ended"
 
 
-def _limit_silence(client: socket.socket) -> None:
-    """Let reads and writes fail after a time without a byte."""
+def _set_up(client: socket.socket) -> None:
+    """Let reads and writes fail after a time without a byte, and short answers not wait for acknowledgements."""
     client.settimeout(None)
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         client.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", _SILENCE, 0))
 
