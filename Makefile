@@ -11,6 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # start servers, and six of those that take long; the longest files come first.
 TESTING := $(PYTHON_IN_VENV) -m pytest --dist loadfile --no-loadscope-reorder
 TESTING_CLIENTS := .venv-clients/bin/python -m pytest -p no:anyio -n 3 --dist worksteal tests/clients
+# `make cover` runs them, and test-all leaves them out.
+UNIT_TESTS_OF_CORE = $$(grep -l elastic_run.core tests/unit/*.py)
 # Another life among faults: make chaos CHAOS="--seed 17 --faults 40"
 CHAOS :=
 # Packages to change, all unless given, and options: make mutate MUTATE="report store --sample 30 --seed 2"
@@ -48,8 +50,8 @@ test-tools: # beside `setup`, with more than one job
 test-system: setup test-tools ## the tests that need root, a compiler or a server (etcd, Slurm, nftables), which it installs
 	$(TESTING) -n 8 -m "system and not soak" $(PYTEST)
 
-test-all: setup test-tools ## test, test-long and test-system in one run, as CI does: each process collects all tests only once
-	$(TESTING) -n 8 -m "not soak" $(PYTEST)
+test-all: setup test-tools ## test, test-long and test-system in one run, as CI does, without the tests that `make cover` runs
+	$(TESTING) -n 8 -m "not soak" --ignore=tests/scenarios $$(printf -- '--ignore=%s ' $(UNIT_TESTS_OF_CORE)) $(PYTEST)
 
 test-clients: setup ## accelerate, lightning, torchft, torchx, transformers and notebooks on elastic-run; installs them into .venv-clients
 	@tools/setup-clients.sh
@@ -66,7 +68,7 @@ mutate: setup test-tools ## change random places of the code, in a copy, and lis
 
 cover: setup ## the unit tests of the pure core; every branch of it must be taken
 	$(PYTHON_IN_VENV) -m pytest -q -n 2 --cov=elastic_run/core --cov-branch --cov-fail-under=100 \
-	  $$(grep -l elastic_run.core tests/unit/*.py) tests/scenarios
+	  $(UNIT_TESTS_OF_CORE) tests/scenarios
 
 lint: setup ## ruff, all rules, and the format
 	$(PYTHON_IN_VENV) -m ruff check .

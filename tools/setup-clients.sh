@@ -27,7 +27,7 @@ echo "import site; site.addsitedir('$(places .venv/bin/python)')" >"$(places "$v
 echo "setup: installing what tests/clients runs into $venv" >&2
 # What the clients pin themselves (torchx wants an older urllib3) comes before what .venv has.
 sed -n 's/^\([^ #=]*==\).*/^\1/p' tests/clients/requirements.txt | grep -v -f - constraints.txt >"$venv/constraints.txt"
-.venv/bin/python -m pip --python "$venv/bin/python" install --quiet --disable-pip-version-check \
+.venv/bin/python -m pip --python "$venv/bin/python" install --quiet --disable-pip-version-check --no-compile \
   -c "$venv/constraints.txt" -r tests/clients/requirements.txt || {
   echo "setup: pip failed (see above). Without a network, give it wheels: PIP_FIND_LINKS=directory make test-clients" >&2
   exit 1

@@ -76,8 +76,11 @@ install() {
   say "installing what pyproject.toml asks for ($level), in the versions of constraints.txt"
   # A recent pip first: the command that an old one writes imports `re`, which takes as long as a tenth of the start.
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip || true
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt "${packages[@]}" ||
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
+    -c constraints.txt "${packages[@]}" ||
     die "pip failed (see above). Without a network, give it wheels: PIP_FIND_LINKS=directory make setup"
+  # Unlike pip on all processors. Some packages have files that are no modules; their errors don't matter.
+  "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null || true
 }
 
 if is_made; then exit 0; fi

@@ -88,7 +88,7 @@ def test_many_workers_start_almost_as_fast_as_from_a_loop(installation: Installa
 def test_preloaded_workers_reduce_in_half_the_time(installation: Installation) -> None:
     """With torch preloaded the first all-reduce takes at most 0.7 of torchrun's time, the next 0.3, half the memory."""
     contenders = (warm.PRELOAD, "torchrun")
-    trainings = take_turns({name: partial(warm.train, installation, name) for name in contenders}, rounds=1)
+    trainings = take_turns({name: partial(warm.train, installation, name, 4) for name in contenders}, rounds=1)
     bounds = {"launch": 0.7, "restart": 0.3, "workers": 0.5, "job": 0.5}
     ratios = {measured: compare(trainings, attrgetter(measured)).ratio(*contenders) for measured in bounds}
     assert {measured: ratio.value for measured, ratio in ratios.items() if ratio.value > bounds[measured]} == {}

@@ -246,6 +246,8 @@ class CoordinatorSearch:
                 found = self._reach(split_endpoint(name), hello, limit, is_dying=is_dying)
             except StoreError as error:
                 found = error
+            except OSError as error:  # no descriptor is left for a connection
+                found = StoreConnectionError(f"{name}: {error.strerror}")
             self._loop.call_soon_threadsafe(lambda: self._take_answer(name, found, question, is_look=is_look))
 
         threading.Thread(target=look, name="rendezvous-ask", daemon=True).start()

@@ -374,7 +374,7 @@ def test_a_launcher_with_torchs_own_rendezvous(how: str, whose: str, run_program
     assert job.stdout == f"SUCCEEDED: {{0: 3.0, 1: 3.0}}\nagent: {whose}\n"
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_launcher_of_ones_own_learns_of_failures(run_program: Launch) -> None:
     """What a function raised in a worker is among the agent's failures."""
     job = run_program("compat", "launcher.py", "2", "fail")
