@@ -79,8 +79,8 @@ install() {
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     -c constraints.txt "${packages[@]}" ||
     die "pip failed (see above). Without a network, give it wheels: PIP_FIND_LINKS=directory make setup"
-  # Unlike pip on all processors. Some packages have files that are no modules; their errors don't matter.
-  "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null || true
+  # Unlike pip on all processors. What it says of packages' files does not matter here.
+  "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
 }
 
 if is_made; then exit 0; fi

@@ -199,7 +199,7 @@ def _add_up(blocks: torch.Tensor) -> list[int]:
 
 def place(position: int, length: int) -> int:
     """Return the next position at which a part of this length may begin: 64 is more than any type of torch needs."""
-    return align(position, 64) if length < _LARGE else align(position, _PAGE) + _PAGE // 2
+    return align(position, 64) if length < _LARGE else align(position - _PAGE // 2, _PAGE) + _PAGE // 2
 
 
 def align(position: int, unit: int) -> int:

@@ -247,7 +247,7 @@ class CoordinatorSearch:
             except StoreError as error:
                 found = error
             except OSError as error:  # no descriptor is left for a connection
-                found = StoreConnectionError(f"{name}: {error.strerror}")
+                found = StoreConnectionError(f"{name}: {error.strerror or error}")
             self._loop.call_soon_threadsafe(lambda: self._take_answer(name, found, question, is_look=is_look))
 
         threading.Thread(target=look, name="rendezvous-ask", daemon=True).start()
