@@ -108,7 +108,7 @@ def test_every_sample_is_accounted_for(tmp_path: Path, kills_guardians: bool) ->
 
 def test_no_stranger_is_signalled_or_named() -> None:
     """Whatever workers, flags, surroundings and ends there are, and whatever a stranger has in common with the job."""
-    run_jobs(range(8))
+    run_jobs(range(12))
 
 
 @pytest.mark.soak

@@ -16,6 +16,6 @@ def test_no_job_forks_or_stands_still(choice: str) -> None:
 
 
 def test_no_job_without_a_clock_forks() -> None:
-    """In 25 jobs whose messages come in any order no two rounds go on beside each other."""
-    for seed in range(25):
+    """In 50 jobs whose messages come in any order no two rounds go on beside each other."""
+    for seed in range(50):
         run_walk(seed)
