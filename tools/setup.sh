@@ -79,7 +79,7 @@ install() {
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     -c constraints.txt "${packages[@]}" ||
     die "pip failed (see above). Without a network, give it wheels: PIP_FIND_LINKS=directory make setup"
-  # Unlike pip on all processors. What it says of packages' files does not matter here.
+  # pip would compile on one processor only. A file that cannot be compiled, such as a template, does no harm.
   "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
 }
 

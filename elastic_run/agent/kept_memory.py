@@ -36,7 +36,7 @@ class KeptMemories:
         self._workers = workers
         self._listening = listen_everywhere(0) if is_served else None
         self._descriptors: list[int] = []
-        # The name is random, so that no worker takes the memory of another job. A pid may belong to another job later.
+        # A worker opens a memory by its launcher's pid, which another job may have later. The random name shows that.
         name = f"elastic-run-state-{secrets.token_hex(8)}"
         #: What the workers and the helpers are told, but for the number of a worker's memory.
         self._description: dict[str, object] = {

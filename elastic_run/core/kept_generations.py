@@ -76,7 +76,7 @@ def half_of(size: int, half: int) -> tuple[int, int]:
 
 
 def encode(record: Record) -> bytes:
-    """Return the bytes of a record; they fill its place in the memory."""
+    """Return a record as `RECORD` bytes: text, padded with spaces."""
     one = record.generation
     values = (one.number, one.key, one.label, one.world_size, record.rank, record.start)
     rest = (record.index_start, record.index_length, record.index_check, record.check, record.saved_at)

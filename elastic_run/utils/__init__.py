@@ -80,7 +80,7 @@ def safe_substitute(template: str, values: Mapping[str, str]) -> str:
         text = text.replace(f"${{{name}}}", value)
     if "$" not in text and "$" not in "".join(values.values()):
         return text
-    from string import Template  # it imports regular expressions, for which a worker's first line would wait
+    from string import Template  # imports the module `re`, which would delay a worker's first line by milliseconds
 
     return Template(template).safe_substitute(values)
 

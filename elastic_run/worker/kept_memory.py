@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     Copy = Callable[[Record], object] | None
 
-#: Words of eight bytes in a block, which are added up at memory speed: a checksum is the CRC-32 of the blocks' sums and
-#: of the bytes after them.
+#: A checksum is computed at memory speed. The bytes are cut into blocks of this many words, and the eight-byte words of
+#: each block are added up. The checksum is the CRC-32 of these sums and of the bytes that do not fill a block.
 _BLOCK = 1 << 14
 #: Bytes of a tensor from which on it is worth a thread to copy it.
 _LARGE = 1 << 20

@@ -225,7 +225,11 @@ def describe_loss(error: Exception) -> str:
 
 
 def _set_up(client: socket.socket) -> None:
-    """Let reads and writes fail after a time without a byte, and short answers not wait for acknowledgements."""
+    """Set two limits on a connection.
+
+    A read or write fails if no byte has moved for a time. The kernel sends a short answer at once, and does not hold it
+    back until the other side has acknowledged the bytes before.
+    """
     client.settimeout(None)
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

@@ -56,7 +56,7 @@ __all__ = ["MemoryReader", "MemoryWriter", "list_parts", "make_metadata", "say"]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One rank's part of a generation, and the memory of a node that holds it."""
+    """One rank's part of a generation. A memory of a node holds it."""
 
     node: str
     memory: int

@@ -219,6 +219,7 @@ def test_a_candidate_stays_beside_a_later_one_and_while_it_runs_a_round() -> Non
     agent = _Agent("a", "b", own="a")
     assert agent.tell() == [BecomeCoordinator(""), Ask("b")]
     assert agent.tell(Answer("b", COORDINATES, "x"), standing=KNOWS_ROUND) == [WaitUntil(100.5)]
+    assert agent.tell(Answer("b", REFUSES), standing=KNOWS_ROUND) == [WaitUntil(100.5)]  # late: it goes on waiting
     assert agent.tell(after=0.5, standing=KNOWS_ROUND) == [Ask("b")]
     assert agent.tell(Answer("b", COORDINATES, "x", "", RUNS_ROUND), standing=RUNS_ROUND) == []
     assert agent.tell(after=9.0, standing=RUNS_ROUND) == []

@@ -176,7 +176,7 @@ def decide(discovery: Discovery, fact: Fact, now: float, *, standing: int = KNOW
     """Decide what follows a fact, or the time alone; `standing` is that of this agent's own coordinator."""
     if isinstance(fact, CoordinatorLost):
         discovery = _search_again(discovery, fact)
-    elif fact is not None and fact.endpoint == discovery.asking:  # and no answer from before
+    elif fact is not None and fact.endpoint == discovery.asking:  # an answer to an earlier question has no effect
         return _read(replace(discovery, asking=""), fact, now, standing)
     return _go_on(discovery, now, standing)
 

@@ -353,7 +353,7 @@ class FoldedOutput(Source):
     @property
     def _fold(self) -> Fold:
         if self._made is None:
-            # The module imports regular expressions, which takes milliseconds. The first line of stdout must not wait.
+            # `fold` imports the module `re`, which takes milliseconds. Lines of stdout need neither, and do not wait.
             from elastic_run.multiprocessing.output.fold import Fold
 
             self._made = Fold(self.channels)

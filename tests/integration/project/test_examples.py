@@ -81,7 +81,7 @@ def test_checkpoint_on_signal(launch: Launch, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_sbatch_script(launch: Launch, tmp_path: Path) -> None:
-    """The batch script, with the variables that Slurm sets, trains on as many workers as it has CPUs."""
+    """With the variables that Slurm sets, the batch script starts a worker for each CPU, and they train."""
     slurm = {"SLURM_JOB_ID": "4711", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "2"}
     job = launch(EXAMPLES / "job.sbatch", "--steps=10", program=["bash"], env={**COPIED, **slurm}, cwd=EXAMPLES.parent)
     assert job.wait_exit() == 0, job.stderr
