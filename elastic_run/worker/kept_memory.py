@@ -197,7 +197,7 @@ def _add_up(blocks: torch.Tensor) -> list[int]:
     return blocks.sum(1).tolist()
 
 
-def place(position: int, length: int) -> int:
+def find_position(position: int, length: int) -> int:
     """Return the next position at which a part of this length may begin: 64 is more than any type of torch needs."""
     return align(position, 64) if length < _LARGE else align(position - _PAGE // 2, _PAGE) + _PAGE // 2
 

@@ -34,9 +34,9 @@ from elastic_run.worker.kept_memory import (
     Entry,
     KeptStateError,
     copy_tensors,
+    find_position,
     open_memories,
     parse_index,
-    place,
     view_tensor,
 )
 from elastic_run.worker.kept_server import LOSSES, StateClient, copy_to, describe_loss, find_next, find_place
@@ -194,10 +194,10 @@ def _make_entry(item: WriteItem, content: torch.Tensor | BytesIO, end: int) -> E
     name, tensor = item.index.fqn, item.tensor_data
     if isinstance(content, BytesIO):
         length = len(content.getbuffer())
-        return Entry(name, None, (), (), "", place(end, length), length)
+        return Entry(name, None, (), (), "", find_position(end, length), length)
     dtype = str(content.dtype).removeprefix("torch.")
     offsets, whole = tuple(tensor.chunk.offsets), tuple(tensor.size)  # type: ignore[union-attr] # a tensor's item has it
-    position = place(end, content.nbytes)
+    position = find_position(end, content.nbytes)
     return Entry(name, offsets, tuple(content.shape), whole, dtype, position, content.nbytes)
 
 
