@@ -22,8 +22,9 @@ if [ -f "$stamp" ] && [ "$(wanted)" = "$(cat "$stamp")" ]; then exit 0; fi
 rm -rf "$venv"
 .venv/bin/python -m venv --without-pip "$venv"
 places() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
-# By addsitedir, since .venv knows this clone by a .pth file.
-echo "import site; site.addsitedir('$(places .venv/bin/python)')" >"$(places "$venv/bin/python")/under.pth"
+# By addsitedir, since .venv knows this clone by a .pth file. --preload wants its own there, read later.
+echo "import site; site.addsitedir('$(places .venv/bin/python)')" >"$(places "$venv/bin/python")/a_base.pth"
+cp elastic_run/compat/*.pth "$(places "$venv/bin/python")"
 echo "setup: installing what tests/clients runs into $venv" >&2
 # What the clients pin themselves (torchx wants an older urllib3) comes before what .venv has.
 sed -n 's/^\([^ #=]*==\).*/^\1/p' tests/clients/requirements.txt | grep -v -f - constraints.txt >"$venv/constraints.txt"

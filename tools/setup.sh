@@ -28,7 +28,7 @@ case $level in # what pip installs, and the levels that .venv has then
   *) die "no such level: $level" ;;
 esac
 
-wanted() { cat pyproject.toml constraints.txt tools/setup.sh elastic_run/compat/*.pth | sha256sum | cut -d' ' -f1; }
+wanted() { cat pyproject.toml constraints.txt tools/setup.sh elastic_run/compat/*.pth tests/support/*.pth | sha256sum | cut -d' ' -f1; }
 works() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
 is_made() { [[ "$(cat "$stamp" 2>/dev/null) " == "$(wanted)"*" $level "* ]] && works "$venv/bin/python"; }
 has_pip() { "$venv/bin/python" -m pip --version >/dev/null 2>&1; }
@@ -79,6 +79,9 @@ install() {
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     -c constraints.txt "${packages[@]}" ||
     die "pip failed (see above). Without a network, give it wheels: PIP_FIND_LINKS=directory make setup"
+  # In a test's processes Python's garbage collector leaves torch alone: its looks at all of it, during the import and
+  # at the end, take a third of a process's time.
+  [ "$level" = demo ] || cp tests/support/elastic-run-tests.pth "$venv"/lib/python3*/site-packages
   # pip would compile on one processor only. A file that cannot be compiled, such as a template, does no harm.
   "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
 }

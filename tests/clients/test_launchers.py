@@ -29,8 +29,9 @@ def test_a_group_that_lost_a_rank_comes_back(
     monkeypatch.setenv("TORCHFT_LIGHTHOUSE", f"http://127.0.0.1:{free_port}")
     with subprocess.Popen([*lighthouse, "--min_replicas=1", "--join_timeout_ms=1000"]) as process:
         try:
-            flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", PROGRAMS / "torchft_replica.py")
-            jobs = [launch(*flags, group, step, tmp_path / "restarted") for group, step in (("a", "-1"), ("b", "5"))]
+            flags = ("--nproc-per-node=2", "--max-restarts=1", "--preload=torchft,torch._dynamo")
+            words = (*flags, PROGRAMS / "torchft_replica.py")
+            jobs = [launch(*words, group, step, tmp_path / "restarted") for group, step in (("a", "-1"), ("b", "5"))]
             codes = [job.wait_exit(deadline=180) for job in jobs]
         finally:
             process.kill()

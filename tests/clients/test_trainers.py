@@ -26,7 +26,8 @@ LAUNCH = (
 
 def test_accelerate_launch_restarts(with_compat: Launch) -> None:
     """`accelerate launch` through compat starts its workers with elastic-run, and `--max_restarts` brings them back."""
-    job = with_compat(*LAUNCH, "--max_restarts=1", PROGRAMS / "accelerated.py", "crash")
+    env = {"PET_PRELOAD": "accelerate,torch._dynamo"}
+    job = with_compat(*LAUNCH, "--max_restarts=1", PROGRAMS / "accelerated.py", "crash", env=env)
     assert job.wait_exit(deadline=90) == 0, job.stderr
     assert sorted(job.stdout.splitlines()) == [
         f"rank {rank} of 2, DistributedDataParallel, 4 steps, life 1, elastic-run" for rank in range(2)
@@ -89,12 +90,15 @@ def test_notebook_launcher_raises_what_a_worker_raised(with_compat: Launch) -> N
 
 
 # --- lightning --------------------------------------------------------------------------------------------------------
+#: lightning itself can't be preloaded: it reads LOCAL_RANK when it is imported.
+PRELOAD = "torch._dynamo,torch.distributed.fsdp"
 FABRIC_RUN = ("fabric", "run", "--accelerator=cpu", "--devices=2", "--strategy=ddp")
 
 
 def test_fabric_run_trains(with_compat: Launch, free_port: int) -> None:
     """`fabric run` through compat starts its workers with elastic-run, and Fabric finds its place in them."""
-    job = with_compat(*FABRIC_RUN, f"--main-port={free_port}", PROGRAMS / "fabric_script.py")
+    words = (f"--main-port={free_port}", PROGRAMS / "fabric_script.py")
+    job = with_compat(*FABRIC_RUN, *words, env={"PET_PRELOAD": PRELOAD})
     assert job.wait_exit(deadline=90) == 0, job.stderr
     assert sorted(line for line in job.stdout.splitlines() if line.startswith("rank")) == [
         f"rank {rank} of 2, TorchElasticEnvironment, elastic-run" for rank in range(2)
@@ -112,7 +116,8 @@ def test_fabric_run_fails_as_it_does_under_torchrun(with_compat: Launch, free_po
 
 def test_a_trainer_resumes(launch: Launch, tmp_path: Path) -> None:
     """A lightning Trainer whose worker is killed goes on from its checkpoint after the restart."""
-    job = launch("--nproc-per-node=2", "--max-restarts=1", PROGRAMS / "lightning_trainer.py", tmp_path / "saved")
+    flags = ("--nproc-per-node=2", "--max-restarts=1", f"--preload={PRELOAD}")
+    job = launch(*flags, PROGRAMS / "lightning_trainer.py", tmp_path / "saved")
     assert job.wait_exit(deadline=90) == 0, job.stderr
     assert sorted(line for line in job.stdout.splitlines() if line.startswith("rank")) == [
         f"rank {rank} of 2, TorchElasticEnvironment, resumed, step 12" for rank in range(2)
@@ -122,7 +127,8 @@ def test_a_trainer_resumes(launch: Launch, tmp_path: Path) -> None:
 # --- transformers, whose Trainer needs accelerate ---------------------------------------------------------------------
 def test_a_trainer_of_transformers_resumes(launch: Launch, tmp_path: Path) -> None:
     """A Trainer whose worker is killed goes on from its checkpoint after the restart, on both workers."""
-    job = launch("--nproc-per-node=2", "--max-restarts=1", PROGRAMS / "transformers_trainer.py", tmp_path / "saved")
+    flags = ("--nproc-per-node=2", "--max-restarts=1", "--preload=transformers.trainer,accelerate,torch._dynamo")
+    job = launch(*flags, PROGRAMS / "transformers_trainer.py", tmp_path / "saved")
     assert job.wait_exit(deadline=90) == 0, job.stderr
     assert sorted(line for line in job.stdout.splitlines() if line.startswith("rank")) == [
         f"rank {rank} of 2, from checkpoint-3 to step 6" for rank in range(2)

@@ -6,7 +6,6 @@ that each all-reduce gave. With a prefix the store is made by hand, as torch mad
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from datetime import timedelta
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 _TIMEOUT = timedelta(seconds=30)
-gc.freeze()  # at the end Python would look at all of torch, for a third of a second
 
 
 def main(cycles: int, prefix: str) -> None:

@@ -6,7 +6,6 @@ the lines with those that the same client printed against torch's own server.
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from datetime import timedelta
@@ -19,7 +18,6 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-gc.freeze()  # at the end Python would look at all of torch, for a third of a second
 _LONG = timedelta(seconds=20)
 #: What a wait gets that must run out of time.
 _SHORT = timedelta(milliseconds=100)

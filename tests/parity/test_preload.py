@@ -276,7 +276,8 @@ sys.exit(None)
 """
 #: What a program may leave to the end of Python: it never closes its files. The function keeps them in a cycle.
 _LEFT_OPEN = """
-import gzip, json, os, tempfile, weakref, zipfile
+import atexit, gc, gzip, json, os, tempfile, weakref, zipfile
+atexit.unregister(gc.freeze)  # of the tests: in a user's program the garbage collector looks at all objects at the end
 class Note:
     def __del__(self):
         os.write(1, b"note over\\n")

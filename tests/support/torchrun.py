@@ -21,11 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-#: Python's garbage collector looks at all of torch during the import and at the end: a quarter of what a start costs.
-_IMPORT = "import gc; gc.disable(); import runpy, torch; gc.freeze(); gc.enable()"
-_RUN = "runpy.run_module('torch.distributed.run', run_name='__main__', alter_sys=True)"
 #: The launcher that we are compared with.
-TORCHRUN = (sys.executable, "-c", f"{_IMPORT}; {_RUN}")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
 def write_hosts_file(directory: Path) -> Path:

@@ -10,6 +10,7 @@ well. The others train on until a second life is among them: only then the file 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -48,6 +49,7 @@ while not restarted.exists() or manager.current_step() < STEPS or manager.num_pa
     optimizer.zero_grad()
     parallel(torch.full((8, 4), float(rank + 1))).sum().backward()
     optimizer.step()
+    time.sleep(0.05)  # the work of a larger model
 weights = " ".join(f"{weight:.4f}" for weight in model.weight.flatten().tolist())
 print(f"group {group}, rank {rank}, restarts {restarts}, step {manager.current_step()}: {weights}", flush=True)
 dist.barrier()  # the manager of rank 0 answers all ranks of the group

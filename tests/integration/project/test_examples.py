@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
+#: The import of these takes two seconds of a processor, and each worker needs them.
+WARM = "--preload=torch,torch._dynamo"
 
 
 @pytest.mark.long
 def test_minimal_ddp(launch: Launch) -> None:
     """Two workers that average their gradients learn the one model."""
-    job = launch("--standalone", "--nproc-per-node=2", EXAMPLES / "minimal_ddp.py")
+    job = launch("--standalone", "--nproc-per-node=2", WARM, EXAMPLES / "minimal_ddp.py")
     assert job.wait_exit() == 0, job.stderr
     assert "learned y = 2.00a + 3.00b on 2 workers" in job.stdout
 
@@ -83,6 +85,7 @@ def test_checkpoint_on_signal(launch: Launch, tmp_path: Path) -> None:
 def test_sbatch_script(launch: Launch, tmp_path: Path) -> None:
     """With the variables that Slurm sets, the batch script starts a worker for each CPU, and they train."""
     slurm = {"SLURM_JOB_ID": "4711", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "2"}
+    slurm["PET_PRELOAD"] = WARM.partition("=")[2]
     job = launch(EXAMPLES / "job.sbatch", "--steps=10", program=["bash"], env={**COPIED, **slurm}, cwd=EXAMPLES.parent)
     assert job.wait_exit() == 0, job.stderr
     assert "step 10: loss" in job.stdout
@@ -93,7 +96,7 @@ def test_sbatch_script(launch: Launch, tmp_path: Path) -> None:
 def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """`make demo`: a worker is killed, the job restarts, resumes and learns; the last line says so."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setenv("PET_PRELOAD", "torch,torch._dynamo")  # four workers import them, which takes two seconds each
+    monkeypatch.setenv("PET_PRELOAD", WARM.partition("=")[2])
     demo = subprocess.run(
         [sys.executable, EXAMPLES / "resume" / "demo.py"], check=False, capture_output=True, text=True
     )
@@ -108,7 +111,13 @@ def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("example", [pytest.param("kept_state.py", marks=pytest.mark.soak), "kept_state_fsdp.py"])
 def test_kept_state_goes_on_from_the_last_step(example: str, launch: Launch) -> None:
     """A worker ends after step 50, and both go on from there, not from the beginning; also with sharded models."""
-    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--keep-state=64MB", "--preload=torch")
+    flags = (
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+        "--keep-state=64MB",
+        f"{WARM},torch.distributed.fsdp",
+    )
     job = launch(*flags, EXAMPLES / example)
     assert job.wait_exit(deadline=60) == 0, job.stderr
     begun = sorted(line for line in job.stdout.splitlines() if "begins" in line)
@@ -119,7 +128,7 @@ def test_kept_state_goes_on_from_the_last_step(example: str, launch: Launch) -> 
 @pytest.mark.long
 def test_elastic_training_outlives_a_kill(launch: Launch, tmp_path: Path) -> None:
     """A worker is killed in the middle of an epoch: both go on, and each sample is used once per epoch."""
-    flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--preload=torch,torch._dynamo"]
+    flags = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", WARM]
     script = [EXAMPLES / "elastic_training.py", "--pace=0.01", "--epochs=2", "--save-every=5"]
     job = launch(*flags, *script, f"--checkpoint={tmp_path / 'elastic.pt'}")
     victim = int(job.wait_line(r"^rank 1 of 2 is process (\d+)")[1])

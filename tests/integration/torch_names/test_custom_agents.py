@@ -415,6 +415,7 @@ def test_a_package_with_a_handler(through: list[str], programs: Path, launch: La
     }
     words = ("--rdzv-backend=meeting", "--rdzv-endpoint=127.0.0.1", "--rdzv-id=j", "--nproc-per-node=2")
     program = [sys.executable, *through, "-m", "elastic_run"]
-    job = launch(*words, "--max-restarts=1", programs / "worker.py", program=program, env=environment, cwd=programs)
+    flags = ("--max-restarts=1", "--preload=torch", programs / "worker.py")
+    job = launch(*words, *flags, program=program, env=environment, cwd=programs)
     assert job.wait_exit(deadline=60) == 0, job.stderr
     assert sorted(job.stdout.splitlines()) == ["rank 0: 3", "rank 1: 3"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.worker_package.test_kept_state import TRAIN, read_losses
+from tests.integration.worker_package.test_kept_state import TRAIN, WARM, read_losses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ dist.destroy_process_group()
 def test_a_killed_worker_loses_no_step(launch: Launch, worker: Worker, tmp_path: Path, steps: int, kills: int) -> None:
     """Losses of a job with kills before and after a save are bit by bit those of an undisturbed one."""
     program = worker(TRAIN)
-    memory = ("--nproc-per-node=2", "--preload=torch", "--keep-state=16MB")
+    memory = ("--nproc-per-node=2", WARM, "--keep-state=16MB")
     flags = (*memory, f"--max-restarts={kills}", "--max-backoff=0", f"--events-file={tmp_path / 'events.jsonl'}")
     # Each other worker dies behind a save, the others before it: then one step is trained again.
     at = [steps * (number + 1) // (kills + 1) for number in range(kills)]
@@ -75,7 +75,7 @@ def test_a_killed_worker_loses_no_step(launch: Launch, worker: Worker, tmp_path:
 @pytest.mark.parametrize("kills", [pytest.param(10, marks=pytest.mark.long), pytest.param(200, marks=pytest.mark.soak)])
 def test_a_torn_state_is_never_loaded(launch: Launch, worker: Worker, kills: int) -> None:
     """Workers that are killed at any moment of a save or restore go on from a state that is whole on all ranks."""
-    flags = ("--nproc-per-node=2", "--preload=torch", f"--max-restarts={kills}", "--max-backoff=0", "--keep-state=16MB")
+    flags = ("--nproc-per-node=2", WARM, f"--max-restarts={kills}", "--max-backoff=0", "--keep-state=16MB")
     job = launch(*flags, "--monitor-interval=0.1", worker(TORN), str(kills), secrets.token_hex(4))
     assert job.wait_exit(deadline=60 + 3 * kills) == 0, job.stderr[-3000:]
     assert "torn" not in job.stdout

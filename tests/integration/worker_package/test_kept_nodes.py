@@ -31,7 +31,7 @@ from elastic_run.worker.kept_checkpoint import write_checkpoint
 from elastic_run.worker.kept_memory import Entry, NodeMemories
 from elastic_run.worker.kept_server import StateClient, StatePlace, find_place
 from elastic_run.worker.memory_storage import list_parts
-from tests.integration.worker_package.test_kept_state import TRAIN, memories
+from tests.integration.worker_package.test_kept_state import TRAIN, WARM, memories
 from tests.support.local_rendezvous import place, wait_coordinated
 from tests.support.processes import is_gone
 from tests.support.sessions import free_port
@@ -58,7 +58,7 @@ def test_a_lost_node_loses_no_state(launch: Launch, worker: Worker, tmp_path: Pa
     kept = tmp_path / "kept"
     flags = (
         *place(port, "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt=4"),
-        *("--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3", "--preload=torch", "--shutdown-timeout=100"),
+        *("--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3", WARM, "--shutdown-timeout=100"),
         *("--keep-state=64MB", "--keep-state-copies=1", f"--keep-state-dir={kept}"),
     )
     book = tmp_path / "book.0"
@@ -139,7 +139,7 @@ def test_another_number_of_nodes_trains_as_from_a_checkpoint(launch: Launch, wor
     program, port, count = worker(SHARDED), free_port(), 10
     flags = (
         *place(port, "last_call_timeout=1,keep_alive_interval=0.5,keep_alive_max_attempt=4"),
-        *("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--preload=torch"),
+        *("--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", WARM),
         *("--keep-state=64MB", "--keep-state-copies=1", program, str(tmp_path), "", "1000000"),
     )
     first = launch(*flags)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tests.support.launch import Launch, Worker
 
 
+#: What each life of TRAIN would import: a template does it once.
+WARM = "--preload=torch._dynamo,torch.distributed.fsdp,elastic_run.worker.kept_state"
 TRAIN = """
 import os, random, signal, sys, torch
 import torch.distributed as dist

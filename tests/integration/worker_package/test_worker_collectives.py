@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 HEAD = """
-import atexit, gc, json, os, sys
-atexit.unregister(gc.unfreeze)  # the garbage collector would look at all of torch when a forked worker ends
+import json, os, sys
 import torch, torch.distributed as dist
 import elastic_run.worker as worker
 def say(**words): os.write(1, (json.dumps(words) + "\\n").encode())

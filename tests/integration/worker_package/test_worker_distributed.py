@@ -27,8 +27,7 @@ QUIET = {"OMP_NUM_THREADS": "1"}
 #: An import of torch takes each worker a second; that a script runs without this is the first test.
 WARM = ("--standalone", "--preload=torch")
 HEAD = """
-import atexit, gc, json, os, sys
-atexit.unregister(gc.unfreeze)  # the garbage collector would look at all of torch when a forked worker ends
+import atexit, json, os, sys
 import elastic_run.worker as worker
 def say(**words): os.write(1, (json.dumps(words) + "\\n").encode())
 """
@@ -130,8 +129,9 @@ print(sorted({"torch", "elastic_run.launcher", "elastic_run.agent"} & set(sys.mo
 def test_a_model_that_outlives_its_group_is_no_matter(launch: Launch, script: Worker) -> None:
     """A DDP model that is there to the end neither hangs nor aborts a worker whose gloo thread is late."""
     path = script("""
-        import time, torch, torch.distributed as dist
+        import gc, time, torch, torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
+        atexit.unregister(gc.freeze)  # as in a user's worker, the last collection of garbage finds the model
         class Model(DistributedDataParallel): pass
         worker.init_distributed()
         model = Model(torch.nn.Linear(3, 1))

@@ -25,8 +25,7 @@ QUIET = {"OMP_NUM_THREADS": "1"}
 #: These tests do not test the start of workers, and each import of torch takes a second.
 WARM = "--preload=torch"
 HEAD = """
-import atexit, gc, json, os, signal, sys, threading, time
-atexit.unregister(gc.unfreeze)  # the garbage collector would look at all of torch when a forked worker ends
+import json, os, signal, sys, threading, time
 import elastic_run.worker as worker
 def say(**words): os.write(1, (json.dumps(words) + "\\n").encode())
 """
