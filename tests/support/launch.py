@@ -106,12 +106,17 @@ class Launched:
         expression = re.compile(pattern)
         deadline = stretched(deadline)
 
-        def found() -> list[re.Match[str]]:
-            return [match for line in self._lines if (match := expression.search(line))]
+        matches: list[re.Match[str]] = []
+        seen = 0
+
+        def is_over() -> bool:
+            nonlocal seen
+            matches.extend(match for line in self._lines[seen:] if (match := expression.search(line)))
+            seen = len(self._lines)
+            return len(matches) >= count or not self._open_pipes
 
         with self._news:
-            is_there = self._news.wait_for(lambda: len(found()) >= count or not self._open_pipes, deadline)
-            matches = found()
+            is_there = self._news.wait_for(is_over, deadline)
         if len(matches) < count:
             reason = f"not within {deadline} s" if not is_there else "not before the output ended"
             message = f"{reason}: {count} x {pattern!r} in\n{self.stdout}\n--- stderr\n{self.stderr}"

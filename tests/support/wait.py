@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 #: Seconds any single wait of a test may take, unless it says otherwise. Generous: machines of CI are slow.
 DEADLINE = 60.0
-_INTERVAL = 0.005
+_INTERVAL, _LONGEST_INTERVAL = 0.005, 0.25
 _LOAD = Path("/proc/loadavg")
 
 
@@ -40,11 +40,14 @@ def wait_until(predicate: Callable[[], T], *, deadline: float = DEADLINE, what: 
     """Ask until the answer is true."""
     begin = time.monotonic()
     while True:
+        asked = time.monotonic()
         answer = predicate()
         if answer:
             return answer
-        passed = time.monotonic() - begin
+        now = time.monotonic()
+        passed = now - begin
         if passed > deadline and passed > stretched(deadline):
             message = f"not within {deadline} s: {what or predicate}"
             raise DeadlinePassedError(message)
-        time.sleep(_INTERVAL)
+        # What takes long to answer is asked seldom, and so is what takes long to come: others need the processors.
+        time.sleep(min(_LONGEST_INTERVAL, max(_INTERVAL, 4 * (now - asked), passed / 50)))

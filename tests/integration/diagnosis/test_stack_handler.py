@@ -14,6 +14,7 @@ from elastic_run.diagnosis.stack_requests import StackRequests
 from elastic_run.loop import Loop
 from elastic_run.multiprocessing.fork_exec import StackPipe, stack_variables
 from elastic_run.signals import MAIN_STACK_SIGNAL, PYTHON_STACK_SIGNAL, STACK_SIGNAL
+from tests.support.processes import TEST_TOKEN
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -267,6 +268,7 @@ def test_a_worker_imports_two_modules_of_ours_at_its_start() -> None:
     def modules(more: dict[str, str]) -> set[str]:
         code = "import sys; print(*sys.modules)"
         env = {**os.environ, "RANK": "0"} | more
+        env.pop(TEST_TOKEN)  # by which the tests import a module
         command = [sys.executable, "-c", code]
         done = subprocess.check_output(command, env=env, pass_fds=(writing,), start_new_session=True, text=True)
         return {*done.split()}

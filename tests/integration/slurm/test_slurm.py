@@ -23,6 +23,29 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 LIFE = 120.0
 #: Far more steps than a test waits for.
 ENDLESS = "--steps=100000"
+#: Has the lines of examples/resume/train.py without torch, whose import takes each of many workers four seconds.
+LIGHT = """
+import os, sys, time
+from pathlib import Path
+from elastic_run.store.client import StoreClient
+place, steps = (word.partition("=")[2] for word in sys.argv[1:3])
+place, rank, ranks = Path(place), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+step = int(place.read_text()) if place.exists() else 0
+if rank == 0:
+    print(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}: the workers are {[0] * ranks}")
+    print(f"resumed at step {step}")
+with StoreClient(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 20.0) as store:
+    while step < int(steps):
+        step += 1
+        if store.add(f"{step}", 1) == ranks:
+            store.set(f"{step}/all", "")
+        store.wait([f"{step}/all"], 20.0)
+        time.sleep(0.05)
+        if rank == 0 and step % 10 == 0:
+            print(f"step {step}: loss 1")
+            place.with_suffix(".partial").write_text(f"{step}")
+            place.with_suffix(".partial").replace(place)
+"""
 
 
 @pytest.fixture
@@ -43,6 +66,7 @@ class Submitted:
         nodes: How many nodes are asked for.
         env: Variables of the job.
         programs: A directory of programs that come first.
+        is_light: Whether the training has no torch.
     """
 
     def __init__(
@@ -54,6 +78,7 @@ class Submitted:
         nodes: int = 2,
         env: dict[str, str] | None = None,
         programs: str = "",
+        is_light: bool = False,
     ) -> None:
         self._log_pattern = f"{Path(script).stem}-*.log"
         self._directory = directory
@@ -61,6 +86,9 @@ class Submitted:
         variables = {"PATH": programs, "TRAIN": str(EXAMPLES / "resume" / "train.py"), "OMP_NUM_THREADS": "1"}
         options = [f"--nodes={nodes}", "--cpus-per-task=1"]
         path = EXAMPLES / script
+        if is_light:
+            (directory / "light.py").write_text(LIGHT, encoding="utf-8")
+            variables["TRAIN"] = "light.py"
         self.number = slurm.submit(*options, path, *arguments, env={**variables, **(env or {})}, cwd=directory)
 
     @property
@@ -94,7 +122,7 @@ def test_fixed_nodes_train_to_the_end(slurm: SlurmCluster, tmp_path: Path) -> No
 @pytest.mark.parametrize("script", ["slurm/fixed.sbatch", "slurm/elastic.sbatch"])
 def test_scancel_leaves_nothing(slurm: SlurmCluster, tmp_path: Path, script: str) -> None:
     """A cancelled job is gone from every node before Slurm would have to kill it."""
-    job = Submitted(slurm, tmp_path, script, ENDLESS)
+    job = Submitted(slurm, tmp_path, script, ENDLESS, is_light=True)
     job.wait_line("^step 10:")
     slurm.cancel(job.number)
     assert slurm.wait_end(job.number).state == "CANCELLED"
@@ -116,10 +144,10 @@ def test_a_failed_node_puts_a_fixed_job_back_into_the_queue(slurm: SlurmCluster,
 
 def test_an_elastic_job_outlives_a_node(slurm: SlurmCluster, tmp_path: Path) -> None:
     """elastic.sbatch: when a node loses its power those that are left go on, in the same job."""
-    job = Submitted(slurm, tmp_path, "slurm/elastic.sbatch", "--steps=100", nodes=3)
+    job = Submitted(slurm, tmp_path, "slurm/elastic.sbatch", "--steps=100", nodes=3, is_light=True)
     job.wait_line("^step 20:")
     slurm.hosts[2].poweroff()
-    job.wait_line(r"^resumed at step")
+    job.wait_line(r"^resumed at step [1-9]")
     slurm.wait_end(job.number, deadline=LIFE)
     assert "step 100:" in job.log
     assert len(slurm.endings(job.number)) == 1, "it was not requeued"
@@ -129,7 +157,7 @@ def test_an_elastic_job_outlives_a_node(slurm: SlurmCluster, tmp_path: Path) -> 
 
 def test_an_elastic_job_outlives_its_first_node(slurm: SlurmCluster, tmp_path: Path) -> None:
     """elastic.sbatch: the first node served the job's store and ran srun; the others go on and save checkpoints."""
-    job = Submitted(slurm, tmp_path, "slurm/elastic.sbatch", ENDLESS, nodes=3)
+    job = Submitted(slurm, tmp_path, "slurm/elastic.sbatch", ENDLESS, nodes=3, is_light=True)
     job.wait_line("^step 20:")
     slurm.hosts[0].poweroff()
     checkpoint = tmp_path / f"model-{job.number}.pt"
@@ -167,6 +195,7 @@ def test_etcd_nodes_train_to_the_end(slurm: SlurmCluster, tmp_path: Path) -> Non
     etcd = ["etcd", f"--data-dir={tmp_path / 'etcd'}", f"--listen-client-urls={listen}"]
     server = hub.start([*etcd, f"--advertise-client-urls={listen}", "--unsafe-no-fsync"], merge=True)
     server.wait_line("ready to serve|serving insecure client requests|serving client")
-    job = Submitted(slurm, tmp_path, "slurm/etcd.sbatch", "--steps=30", env={"ETCD": f"{hub.address}:2379"})
+    env = {"ETCD": f"{hub.address}:2379"}
+    job = Submitted(slurm, tmp_path, "slurm/etcd.sbatch", "--steps=30", env=env, is_light=True)
     assert slurm.wait_end(job.number, deadline=LIFE).state == "COMPLETED", job.log
     assert "step 30:" in job.log

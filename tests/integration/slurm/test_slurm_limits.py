@@ -144,6 +144,23 @@ def test_the_shortest_script_has_a_worker_for_each_gpu_of_four_nodes(slurm: Slur
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
+def test_no_job_stays_in_completing(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """A job of four nodes is cancelled: no process is left, and Slurm calls it gone before it would have to kill."""
+    # Before the tests with limits: their jobs run side by side, for a minute.
+    (tmp_path / "train.py").write_text(HEARS, encoding="utf-8")
+    job = submit(slurm, tmp_path, STEP, "--nodes=4")
+    log = tmp_path / "job.log"
+    wait_until(lambda: log.exists() and log.read_text(encoding="utf-8").count("trains") == 8, what="the workers run")
+    slurm.cancel(job)
+
+    def is_gone() -> bool:
+        return not slurm.run("squeue", "-h", "-j", str(job)) and not find_programs(slurm)
+
+    wait_until(is_gone, deadline=0.9 * KILL_WAIT, what="job and processes gone")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [pytest.param("limit", marks=pytest.mark.soak), *list(LIMITED)[1:]])
 def test_workers_hear_of_the_time_limit(slurm: SlurmCluster, limited: dict[str, tuple[int, Path]], name: str) -> None:
     """Slurm's own timer: at the limit SIGTERM, before it the signal of --signal, where docs/slurm.md says so."""
@@ -156,22 +173,6 @@ def test_workers_hear_of_the_time_limit(slurm: SlurmCluster, limited: dict[str, 
     # With linuxproc Slurm signals the workers, too; each ends at the first signal.
     assert sorted(re.findall(r"heard (\w+) (\d)", log)) == [(one.signal, str(rank)) for rank in range(4)], log
     assert ("script heard" in log) == (name == "script"), log
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-def test_no_job_stays_in_completing(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """A job of four nodes is cancelled: no process is left, and Slurm calls it gone before it would have to kill."""
-    (tmp_path / "train.py").write_text(HEARS, encoding="utf-8")
-    job = submit(slurm, tmp_path, STEP, "--nodes=4")
-    log = tmp_path / "job.log"
-    wait_until(lambda: log.exists() and log.read_text(encoding="utf-8").count("trains") == 8, what="the workers run")
-    slurm.cancel(job)
-
-    def is_gone() -> bool:
-        return not slurm.run("squeue", "-h", "-j", str(job)) and not find_programs(slurm)
-
-    wait_until(is_gone, deadline=0.9 * KILL_WAIT, what="job and processes gone")
 
 
 # --- limits, chains, containers and switches; release 22.05 does not tell when a job ends -----------------------------

@@ -56,7 +56,7 @@ def script(directory: Path, body: str, client: str = "ours") -> Path:
 def test_an_expired_scope_is_the_cause_in_the_report(launch: Launch, tmp_path: Path, client: str) -> None:
     """Only the worker that hangs is killed, and the report names its scope instead of a bare SIGKILL."""
     path = script(tmp_path, HANGS, client)
-    job = launch("--standalone", "--nproc-per-node=2", path, "hang", env=TIMERS)
+    job = launch("--preload=torch", "--nproc-per-node=2", path, "hang", env=TIMERS)
     assert job.wait_exit(deadline=2 * DEADLINE) == 128 + signal.SIGKILL
     said = job.stderr.splitlines()
     (line,) = [line for line in said if "timer scope" in line]
@@ -186,7 +186,7 @@ def test_timers_that_run_cost_nothing(launch: Launch, tmp_path: Path) -> None:
 def test_events_of_timers_are_torchs(launch: Launch, tmp_path: Path) -> None:
     """An event log has the four events of torch's agent, with pid, scope and signal."""
     path = script(tmp_path, HANGS)
-    flags = ["--standalone", "--nproc-per-node=2", "--event-log-handler=console"]
+    flags = ["--preload=torch", "--nproc-per-node=2", "--event-log-handler=console"]
     job = launch(*flags, path, "hang", env=TIMERS)
     job.wait_exit()
     events = [line for line in job.stderr.splitlines() if "watchdog_event" in line]
@@ -303,10 +303,10 @@ def test_an_expiry_on_one_of_two_nodes(launch: Launch, tmp_path: Path, lives: in
         "os.write(1, f'rank {rank} in life {life}\\n'.encode())\n",
         encoding="utf-8",
     )
-    place = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=j")
+    flags = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--preload=torch")
     # One environment for both, as it is where a job's script sets the path.
     env = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1", "TORCHELASTIC_TIMER_FILE": str(tmp_path / "pipe")}
-    agents = [launch(*place, f"--max-restarts={lives - 1}", path, env=env) for _ in range(2)]
+    agents = [launch(*flags, f"--max-restarts={lives - 1}", path, env=env) for _ in range(2)]
     codes = [agent.wait_exit() for agent in agents]
     said = [agent.stderr for agent in agents]
     killed = r"rank 1 \(pid \d+\): timer scope 'step of 1' expired .*; it gets SIGKILL"
