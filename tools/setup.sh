@@ -82,8 +82,8 @@ install() {
   # In a test's processes Python's garbage collector leaves torch alone: its looks at all of it, during the import and
   # at the end, take a third of a process's time.
   [ "$level" = demo ] || cp tests/support/elastic-run-tests.pth "$venv"/lib/python3*/site-packages
-  # pip would compile on one processor only. A file that cannot be compiled, such as a template, does no harm.
-  "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
+  # pip would compile all modules; this compiles those of a training. Tests at the same time would do it in each process.
+  "$venv/bin/python" -c 'import torch._dynamo' || true
 }
 
 if is_made; then exit 0; fi

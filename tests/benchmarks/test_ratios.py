@@ -79,6 +79,7 @@ def test_many_workers_start_almost_as_fast_as_from_a_loop(installation: Installa
     assert_ratio(2.0, "floor", lambda rounds: interleave(contenders, rounds=rounds), rounds=5)
 
 
+@pytest.mark.soak
 def test_preloaded_workers_reduce_in_half_the_time(installation: Installation) -> None:
     """With torch preloaded the first all-reduce takes at most 0.7 of torchrun's time, the next 0.3, half the memory."""
     contenders = (warm.PRELOAD, "torchrun")
