@@ -34,6 +34,7 @@ def test_accelerate_launch_restarts(with_compat: Launch) -> None:
     ]
 
 
+@pytest.mark.soak
 def test_accelerate_launch_fails_as_it_does_under_torchrun(with_compat: Launch) -> None:
     """A failed worker is a ChildFailedError in accelerate, and exit code 1."""
     job = with_compat(*LAUNCH, PROGRAMS / "accelerated.py", "fail")

@@ -158,7 +158,7 @@ def test_logs_of_an_older_torch_name_no_filtered_files(filters: Sequence[str], l
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["own", "default", "derived"])
+@pytest.mark.parametrize("name", ["own", "default", pytest.param("derived", marks=pytest.mark.soak)])
 def test_logs_specs_of_torchs_classes_lay_out_the_same_files(
     name: str, site: Path, launch: Launch, launch_torchrun: Launch, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,6 @@ from tests.support.processes import descendants_of, kill_processes
 from tests.support.wait import DEADLINE, DeadlinePassedError, stretched
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
@@ -146,6 +146,7 @@ class Launched:
     def close(self) -> None:
         """Kill what still runs and close the pipes; harmless when all is over."""
         if self.process.poll() is None:
+            self.process.send_signal(signal.SIGSTOP)  # so that it starts nothing that is not among its descendants
             kill_processes([self.pid, *descendants_of(self.pid)])
             self.process.wait(DEADLINE)
         if self.process.stdin:

@@ -83,7 +83,7 @@ def test_a_stopped_job_says_which_rank_did_not_join(script: Path, launch: Launch
 def test_a_rank_that_raises_leaves_its_dump(script: Path, launch: Launch, tmp_path: Path) -> None:
     """A worker that ends by an exception writes its dump on the way out, with the stacks, and imports no compiler."""
     logs = tmp_path / "logs"
-    job = launch("--nproc-per-node=3", "--flight-recorder", f"--log-dir={logs}", script, "raise")
+    job = launch("--preload=torch", "--nproc-per-node=3", "--flight-recorder", f"--log-dir={logs}", script, "raise")
     assert job.wait_exit(deadline=180) == 1
     assert "ValueError: bad batch" in job.stderr
     (path,) = logs.glob(f"latest/attempt_0/{FILE_PREFIX}1")

@@ -125,7 +125,7 @@ def run_until_reported(launch: Launch, logs: Path, *words: str | Path) -> str:
 
 #: A program, flags, and what the report has to say; the first two take long, and the others are one more of their kind.
 _HANGS = {
-    "mismatch": (_MISMATCH, [], "all_reduce (train.py:"),
+    "mismatch": (_MISMATCH, ["--preload=torch"], "all_reduce (train.py:"),
     "looping loader": ("loops = True" + _LOADER, ["--preload=torch", "--hang-timeout=1"], "rank 0 is in "),
     "loader": ("loops = False" + _LOADER, [], "rank 0 is in "),
     "stopped": (_COMPUTES, ["--inject-fault=stop@8s:rank=2", "--shutdown-timeout=2"], "rank 2 is stopped (SIGSTOP, "),

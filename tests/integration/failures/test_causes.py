@@ -242,7 +242,7 @@ def test_the_cause_is_awaited_on_one_node(launch: Launch, worker: Worker) -> Non
     """Gloo's "connection closed by peer" stops nobody while the worker that closed it still cleans up."""
     path = worker(COLLECTIVE)
     gate = make_gate(path)
-    job = launch("--nproc-per-node=3", path, gate)
+    job = launch("--nproc-per-node=3", "--preload=torch", path, gate)
     job.wait_line("cleans up")
     job.wait_line(AWAITED)
     open_gate(gate)
@@ -315,7 +315,8 @@ def test_of_two_ranks_the_one_that_was_stuck_before_the_stop_is_the_cause(
     launch: Launch, worker: Worker, handler: str, sent: str, named: str
 ) -> None:
     """The other one waited for it, until gloo's timeout; a rank that saves a checkpoint because of the stop is not."""
-    job = launch("--nproc-per-node=2", "--shutdown-timeout=1", worker(STUCK.format(handler, sent)))
+    flags = ("--nproc-per-node=2", "--preload=torch", "--shutdown-timeout=1")
+    job = launch(*flags, worker(STUCK.format(handler, sent)))
     assert job.wait_exit() == 1
     assert named in " ".join(job.stderr.split()), job.stderr
 

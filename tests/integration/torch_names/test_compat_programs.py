@@ -120,7 +120,6 @@ def test_a_program_is_run_as_python_would_run_it(environment: Path, tmp_path: Pa
     command.chmod(0o755)
     for words, name in (
         (["mine.py"], "mine.py"),
-        ([str(tmp_path / "mine.py")], "mine.py"),
         (["-m", "mine"], "mine.py"),
         (["my-command"], "my-command"),
     ):

@@ -141,7 +141,7 @@ def test_a_model_that_outlives_its_group_is_no_matter(launch: Launch, script: Wo
             say(is_late=1)
         late = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(end)
     """)
-    job = launch("--preload=torch._dynamo", "--nproc-per-node=2", path, env=QUIET)
+    job = launch("--standalone", "--nproc-per-node=2", path, env=QUIET)
     assert job.wait_exit(deadline=100) == 0, job.stderr
     assert (told(job), job.stderr) == ([{"is_late": 1}] * 2, "")
 

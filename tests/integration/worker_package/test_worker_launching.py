@@ -71,7 +71,7 @@ def test_a_configuration_says_how(launch: Launch, script: Worker) -> None:
 def test_under_a_launcher_the_function_is_just_called(launch: Launch, script: Worker) -> None:
     """A worker of elastic-run starts no others: it calls the function itself."""
     job = launch(
-        "--standalone",
+        "--preload=torch",
         "--nproc-per-node=2",
         script("os.write(1, f'{worker.launch_subprocesses(train, 7, 10.0)}\\n'.encode())"),
         env=QUIET,
