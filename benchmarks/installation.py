@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).resolve().parents[1]
 _PEERS = _ROOT / ".peers"
 #: Files of site-packages that a user's environment doesn't have.
-_UNWANTED = ("_editable_impl", "__editable__", "a1_coverage", "__pycache__")
+_UNWANTED = ("_editable_impl", "__editable__", "a1_coverage", "elastic-run-tests", "__pycache__")
 _COMMAND = """\
 #!{python}
 import sys

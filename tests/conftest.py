@@ -19,7 +19,13 @@ import pytest
 
 from elastic_run.contract import ENV_CONTROL_DIR
 from tests.support import launch as launching
-from tests.support.processes import TEST_TOKEN, describe, kill_processes, processes_with_environment
+from tests.support.processes import (
+    TEST_TOKEN,
+    describe,
+    kill_processes,
+    processes_with_environment,
+    read_children,
+)
 from tests.support.system import pytest_itemcollected, pytest_runtest_setup
 from tests.support.terminal import Terminal
 from tests.support.torchrun import TORCHRUN, with_hosts_file, write_hosts_file
@@ -114,28 +120,18 @@ def environment_token(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
     assert not changed, f"signals are blocked or unblocked after it: {sorted(changed)}"
     # To read the environment of every process costs more than most tests that start nothing: where no child has been
     # waited for, and none is there, the test has started nothing.
-    if before == resource.getrusage(resource.RUSAGE_CHILDREN) and not has_children():
+    if before == resource.getrusage(resource.RUSAGE_CHILDREN) and not read_children(os.getpid()):
         return
     if not processes_with_environment(token):
         return
     try:
-        wait_until(lambda: not find_left(token), deadline=_LEFTOVER_DEADLINE)
+        wait_until(lambda: not processes_with_environment(token), deadline=_LEFTOVER_DEADLINE)
     except DeadlinePassedError:
-        left = find_left(token)
+        left = processes_with_environment(token)
         described = [describe(pid) for pid in left]
         kill_processes(left)
         pytest.fail("left behind:\n" + "\n".join(described), pytrace=False)
     kill_processes(processes_with_environment(token))
-
-
-def has_children() -> bool:
-    """Whether this process has children, zombies included."""
-    return any(task.read_bytes() for task in Path("/proc/self/task").glob("*/children"))
-
-
-def find_left(token: str) -> list[int]:
-    """Return the processes that a test has left."""
-    return processes_with_environment(token)
 
 
 @pytest.fixture

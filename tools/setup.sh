@@ -79,11 +79,12 @@ install() {
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     -c constraints.txt "${packages[@]}" ||
     die "pip failed (see above). Without a network, give it wheels: PIP_FIND_LINKS=directory make setup"
-  # In a test's processes Python's garbage collector leaves torch alone: its looks at all of it, during the import and
-  # at the end, take a third of a process's time.
-  [ "$level" = demo ] || cp tests/support/elastic-run-tests.pth "$venv"/lib/python3*/site-packages
-  # pip would compile all modules; this compiles those of a training. Tests at the same time would do it in each process.
-  "$venv/bin/python" -c 'import torch._dynamo' || true
+  # The file says what it is for.
+  [ "$level" = demo ] ||
+    cp tests/support/elastic-run-tests.pth "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+  # pip would compile all modules; this compiles those of a training, which tests that start at the same time would each do.
+  env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c 'import torch._dynamo, torch.distributed.run, torch.distributed.fsdp' ||
+    true
 }
 
 if is_made; then exit 0; fi

@@ -64,8 +64,9 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 def test_two_workers_start_in_a_tenth_of_the_time(installation: Installation) -> None:
     """The last of two workers runs its first line in at most a tenth of torchrun's time."""
-    start.start_workers(installation, "elastic-run", 2)
     contenders = {name: partial(start.start_workers, installation, name, 2) for name in ("elastic-run", "torchrun")}
+    for measure in contenders.values():
+        measure()
     times = {"elastic-run": 3}
     assert_ratio(0.1, "torchrun", lambda rounds: interleave(contenders, rounds=rounds, times=times), rounds=1)
 
@@ -170,21 +171,6 @@ def test_workers_connect_while_ports_are_taken(installation: Installation) -> No
 def test_workers_connect_when_one_is_late(installation: Installation) -> None:
     """A rank that comes late finds the others waiting, restart after restart."""
     assert connections.connected_rounds(installation, 3) == [True] * 4
-
-
-@pytest.mark.soak
-def test_two_nodes_start_in_a_quarter_of_the_time(installation: Installation) -> None:
-    """The last worker of two nodes runs its first line in at most a quarter of torchrun's time."""
-    nodes.start_nodes(installation, "elastic-run")
-    starts = interleave(
-        {
-            "elastic-run": lambda: nodes.start_nodes(installation, "elastic-run"),
-            "torchrun": lambda: nodes.start_nodes(installation, "torchrun"),
-        },
-        rounds=2,
-        times={"elastic-run": 3},
-    )
-    assert starts.ratio("elastic-run", "torchrun").value <= 0.25
 
 
 def test_other_nodes_hear_of_a_death_at_once(installation: Installation) -> None:

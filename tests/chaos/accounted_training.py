@@ -123,7 +123,7 @@ def train(directory: Path, *, save_every: int, pace: float) -> None:
     """Train until it is enough."""
     rank, ranks, life = dist.get_rank(), dist.get_world_size(), name_life()
     torch.manual_seed(0)
-    # By hand what DDP and an optimizer do: both import the compiler, for two seconds of a processor in each life.
+    # No DDP and no optimizer: both import torch's compiler, which takes two seconds of a processor in each life.
     model = torch.nn.Linear(WIDTH, WIDTH)
     checkpoint, books = Checkpoint(directory, model), Books(directory, life)
     checkpoint.load()

@@ -277,7 +277,7 @@ sys.exit(None)
 #: What a program may leave to the end of Python: it never closes its files. The function keeps them in a cycle.
 _LEFT_OPEN = """
 import atexit, gc, gzip, json, os, tempfile, weakref, zipfile
-atexit.unregister(gc.freeze)  # of the tests: in a user's program the garbage collector looks at all objects at the end
+atexit.unregister(gc.freeze)  # of elastic-run-tests.pth; in a user's program the last collection looks at all objects
 class Note:
     def __del__(self):
         os.write(1, b"note over\\n")
@@ -315,6 +315,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+|\n+Extension modules: .*")
 _NUMBERS = re.compile(r"pid \d+|[\d.]+ s\b")
 
 
+@pytest.mark.long
 def test_each_failure_is_as_of_an_executed_worker(rehearse: Callable[..., list[Any]], tmp_path: Path) -> None:
     """Exit codes, tracebacks and signals of failing programs are the same, restart after restart."""
     (tmp_path / "script.py").write_text(_CHOOSER, encoding="utf-8")

@@ -68,6 +68,7 @@ def _raised_by(module: str, script: Path, tmp_path: Path) -> dict[str, tuple[lis
     return {name: (names, codes) for name, (names, *codes) in zip(_CASES, found, strict=True)}
 
 
+@pytest.mark.long
 def test_main_and_run_raise_what_torchs_raise(tmp_path: Path) -> None:
     """A program that calls `main` or `run` catches torch's exceptions, and goes on after each of them."""
     script = tmp_path / "train.py"
@@ -135,6 +136,7 @@ def test_the_classes_are_torchs(tmp_path: Path) -> None:
     assert " got signal: 15" in ours[2][1]
 
 
+@pytest.mark.long
 def test_a_program_that_cannot_start_is_the_systems_error(tmp_path: Path) -> None:
     """A command that isn't there, may not be executed or is no program is caught as the system's exception is."""
     texts = {"denied": "exit 0\n", "none": "no first line\n"}

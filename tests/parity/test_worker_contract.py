@@ -33,9 +33,9 @@ def rehearsal(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 #: The cases that run with `make test`, and those that run with `make test-long`: each difference shows in one of them.
-_SHORT = {"plain", "restarted"}
+_SHORT = {"plain"}
 _LONG = {difference.seen_in for difference in DIFFERENCES} | {
-    *("c10d, settings", "surroundings", "recorded by torch", "recorded by elastic-run"),
+    *("restarted", "c10d, settings", "surroundings", "recorded by torch", "recorded by elastic-run"),
 }
 
 

@@ -15,6 +15,7 @@ def test_no_job_forks_or_stands_still(choice: str) -> None:
         run_job(seed, choice)
 
 
+@pytest.mark.long
 def test_no_job_without_a_clock_forks() -> None:
     """In 50 jobs whose messages come in any order no two rounds go on beside each other."""
     for seed in range(50):

@@ -16,7 +16,7 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from tests.support.processes import descendants_of, kill_processes
-from tests.support.wait import DEADLINE, DeadlinePassedError, stretched
+from tests.support.wait import DEADLINE, DeadlinePassedError, stretched, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -146,13 +146,20 @@ class Launched:
     def close(self) -> None:
         """Kill what still runs and close the pipes; harmless when all is over."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGSTOP)  # so that it starts nothing that is not among its descendants
-            kill_processes([self.pid, *descendants_of(self.pid)])
+            # Stopped first, so that it starts nothing more; what others start meanwhile is below it as well.
+            os.kill(self.pid, signal.SIGSTOP)
+            wait_until(self._has_nothing_below, what="nothing below it")
+            kill_processes([self.pid])
             self.process.wait(DEADLINE)
         if self.process.stdin:
             self.process.stdin.close()
         for reader in self._readers:
             reader.join(DEADLINE)
+
+    def _has_nothing_below(self) -> bool:
+        below = descendants_of(self.pid)
+        kill_processes(below)
+        return not below
 
     def _text(self, name: str) -> str:
         with self._news:

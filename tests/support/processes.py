@@ -66,13 +66,14 @@ def kill_processes(pids: list[int]) -> None:
 
 def children_of(pid: int) -> list[int]:
     """Return the pids of a process's living children, zombies left out."""
-    children = _read_children(pid)
-    while (again := _read_children(pid)) != children:  # a thread that ends hands its children to another one
+    children = read_children(pid)
+    while (again := read_children(pid)) != children:  # a thread that ends hands its children to another one
         children = again
     return [child for child in children if not is_gone(child)]
 
 
-def _read_children(pid: int) -> list[int]:
+def read_children(pid: int) -> list[int]:
+    """Return the pids of a process's children, zombies among them."""
     children = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):

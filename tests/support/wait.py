@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 #: Seconds any single wait of a test may take, unless it says otherwise. Generous: machines of CI are slow.
 DEADLINE = 60.0
+#: Seconds between two looks, at least and at most.
 _INTERVAL, _LONGEST_INTERVAL = 0.005, 0.25
 _LOAD = Path("/proc/loadavg")
 
@@ -49,5 +50,6 @@ def wait_until(predicate: Callable[[], T], *, deadline: float = DEADLINE, what: 
         if passed > deadline and passed > stretched(deadline):
             message = f"not within {deadline} s: {what or predicate}"
             raise DeadlinePassedError(message)
-        # What takes long to answer is asked seldom, and so is what takes long to come: others need the processors.
-        time.sleep(min(_LONGEST_INTERVAL, max(_INTERVAL, 4 * (now - asked), passed / 50)))
+        # Whose answer takes long, or has been false for long, is asked less often: others need the processors.
+        rest = max(_INTERVAL, deadline - passed) if passed < deadline else _LONGEST_INTERVAL
+        time.sleep(min(_LONGEST_INTERVAL, rest, max(_INTERVAL, 4 * (now - asked), passed / 50)))

@@ -151,7 +151,8 @@ def _is_told(logs: Path, pids: set[int]) -> bool:
     return pids <= {json.loads(line).get("pid") for line in lines if line.endswith("\n")}
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_the_logs_of_a_chaos_run_give_exactly_the_job(
     seed: int, launch: Launch, worker: Worker, tmp_path: Path
 ) -> None:

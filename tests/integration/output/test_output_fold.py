@@ -62,6 +62,7 @@ def test_a_warning_and_a_traceback_of_eight_workers(
         assert (text.count("UserWarning"), text.count("Traceback"), text.count("ranks")) == (1, 1, 0)
 
 
+@pytest.mark.long
 def test_sixty_four_workers(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """Their equal lines are shown once, in their order."""
     body = "for number in range(5): print('line', number, file=sys.stderr)\nsign(f'done{rank}')"

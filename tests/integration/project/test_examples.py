@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.local_rendezvous import COPIED
+from tests.support.processes import TEST_TOKEN
 from tests.support.sessions import free_port
 
 if TYPE_CHECKING:
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 #: The import of these takes two seconds of a processor, and each worker needs them.
-WARM = "--preload=torch,torch._dynamo"
+MODULES = "torch,torch._dynamo"
+WARM = f"--preload={MODULES}"
 
 
 @pytest.mark.long
 def test_minimal_ddp(launch: Launch) -> None:
     """Two workers that average their gradients learn the one model."""
-    job = launch("--standalone", "--nproc-per-node=2", WARM, EXAMPLES / "minimal_ddp.py")
+    # As at a user's, with the last collection of garbage: it must find no model that has outlived its group.
+    job = launch("--standalone", "--nproc-per-node=2", EXAMPLES / "minimal_ddp.py", env={TEST_TOKEN: None})
     assert job.wait_exit() == 0, job.stderr
     assert "learned y = 2.00a + 3.00b on 2 workers" in job.stdout
 
@@ -85,7 +88,7 @@ def test_checkpoint_on_signal(launch: Launch, tmp_path: Path) -> None:
 def test_sbatch_script(launch: Launch, tmp_path: Path) -> None:
     """With the variables that Slurm sets, the batch script starts a worker for each CPU, and they train."""
     slurm = {"SLURM_JOB_ID": "4711", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_CPUS_PER_TASK": "2"}
-    slurm["PET_PRELOAD"] = WARM.partition("=")[2]
+    slurm["PET_PRELOAD"] = MODULES
     job = launch(EXAMPLES / "job.sbatch", "--steps=10", program=["bash"], env={**COPIED, **slurm}, cwd=EXAMPLES.parent)
     assert job.wait_exit() == 0, job.stderr
     assert "step 10: loss" in job.stdout
@@ -96,7 +99,7 @@ def test_sbatch_script(launch: Launch, tmp_path: Path) -> None:
 def test_main_job_recovers_from_a_killed_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """`make demo`: a worker is killed, the job restarts, resumes and learns; the last line says so."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setenv("PET_PRELOAD", WARM.partition("=")[2])
+    monkeypatch.setenv("PET_PRELOAD", MODULES)
     demo = subprocess.run(
         [sys.executable, EXAMPLES / "resume" / "demo.py"], check=False, capture_output=True, text=True
     )

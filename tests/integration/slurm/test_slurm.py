@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 LIFE = 120.0
 #: Far more steps than a test waits for.
 ENDLESS = "--steps=100000"
-#: Has the lines of examples/resume/train.py without torch, whose import takes each of many workers four seconds.
+#: Prints the lines of examples/resume/train.py without torch, whose import takes each of many workers four seconds.
 LIGHT = """
 import os, sys, time
 from pathlib import Path
@@ -33,7 +33,7 @@ place, rank, ranks = Path(place), int(os.environ["RANK"]), int(os.environ["WORLD
 step = int(place.read_text()) if place.exists() else 0
 if rank == 0:
     print(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}: the workers are {[0] * ranks}")
-    print(f"resumed at step {step}")
+    if step: print(f"resumed at step {step}")
 with StoreClient(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 20.0) as store:
     while step < int(steps):
         step += 1
@@ -66,7 +66,7 @@ class Submitted:
         nodes: How many nodes are asked for.
         env: Variables of the job.
         programs: A directory of programs that come first.
-        is_light: Whether the training has no torch.
+        is_light: Whether LIGHT trains instead of examples/resume/train.py.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ def test_an_elastic_job_outlives_a_node(slurm: SlurmCluster, tmp_path: Path) -> 
     job = Submitted(slurm, tmp_path, "slurm/elastic.sbatch", "--steps=100", nodes=3, is_light=True)
     job.wait_line("^step 20:")
     slurm.hosts[2].poweroff()
-    job.wait_line(r"^resumed at step [1-9]")
+    job.wait_line(r"^resumed at step")
     slurm.wait_end(job.number, deadline=LIFE)
     assert "step 100:" in job.log
     assert len(slurm.endings(job.number)) == 1, "it was not requeued"

@@ -146,7 +146,7 @@ def test_the_shortest_script_has_a_worker_for_each_gpu_of_four_nodes(slurm: Slur
 @pytest.mark.timeout(300)
 def test_no_job_stays_in_completing(slurm: SlurmCluster, tmp_path: Path) -> None:
     """A job of four nodes is cancelled: no process is left, and Slurm calls it gone before it would have to kill."""
-    # Before the tests with limits: their jobs run side by side, for a minute.
+    # Stands before the tests with a limit, whose jobs have the nodes for a minute.
     (tmp_path / "train.py").write_text(HEARS, encoding="utf-8")
     job = submit(slurm, tmp_path, STEP, "--nodes=4")
     log = tmp_path / "job.log"

@@ -157,7 +157,8 @@ def test_a_job_of_one_node_survives(launch: Launch, worker: Worker, tmp_path: Pa
         assert "127.0.0.1:" in line
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_hostile_messages_leave_the_server_within_its_bounds(seed: int) -> None:
     """After 10,000 hostile messages the server still serves other clients, within its bounds of memory."""
     outcome = hostile.run(seed, 10_000, deadline=4 * DEADLINE)

@@ -108,6 +108,7 @@ def test_another_protocol_is_no_store() -> None:
 
 
 # --- torch's client and process groups --------------------------------------------------------------------------------
+@pytest.mark.long
 def test_every_operation_of_torchs_client() -> None:
     """Torch's client gets from our server, for every operation it has, what it gets from torch's own server."""
     with ServedStore() as store, ThreadPoolExecutor() as pool:

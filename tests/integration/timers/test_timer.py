@@ -66,6 +66,7 @@ def test_an_expired_scope_is_the_cause_in_the_report(launch: Launch, tmp_path: P
     assert any(line.startswith("hint     The script set that deadline itself") for line in said)
 
 
+@pytest.mark.long
 def test_the_job_restarts_after_an_expiry(launch: Launch, tmp_path: Path) -> None:
     """An expiry is a failure like any other: the next attempt has the same pipe, and ends well."""
     path = script(tmp_path, HANGS)

@@ -81,6 +81,7 @@ def test_a_value_that_is_neither_is_told(environment: Path) -> None:
     assert done.stderr == "elastic-run: ELASTIC_RUN_COMPAT: 'yes' is neither 1 nor 0: it counts as 0\n"
 
 
+@pytest.mark.long
 def test_with_the_variable_torchs_command_is_ours(environment: Path) -> None:
     """`python -m torch.distributed.run` and torch's own script `torchrun` run elastic-run."""
     script = "import sys; from torch.distributed.run import main; sys.exit(main())"
@@ -92,7 +93,7 @@ def test_with_the_variable_torchs_command_is_ours(environment: Path) -> None:
 
 @pytest.mark.long
 def test_workers_under_the_variable_train_and_save(environment: Path, launch: Launch, tmp_path: Path) -> None:
-    """Two workers by torch's own command; its users of these paths in them (DDP, checkpoints, `record`) work."""
+    """Workers that torch's own command starts can use DDP, checkpoints and `record`."""
     (tmp_path / "train.py").write_text(WORKER, encoding="utf-8")
     words = ("--nproc-per-node=2", "--preload=torch._dynamo,torch.distributed.checkpoint", tmp_path / "train.py")
     program = [str(environment), "-m", "torch.distributed.run"]

@@ -132,6 +132,7 @@ def test_bad_values_are_refused_in_a_line(flags: tuple[str, ...], line: str, lau
     assert len(job.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_script_runs_without_the_flag(launch: Launch, worker: Worker) -> None:
     """One line says that nothing is kept."""
     program = worker(

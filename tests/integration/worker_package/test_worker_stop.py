@@ -78,6 +78,7 @@ def test_all_ranks_leave_at_the_step_where_one_was_told(launch: Launch, script: 
     assert len({word["step"] for word in ends}) == 1
 
 
+@pytest.mark.long
 def test_a_stopped_job_leaves_its_loop(launch: Launch, script: Worker) -> None:
     """SIGTERM to the launcher reaches the workers as a request: they save and leave within the grace period."""
     job = launch("--standalone", WARM, "--nproc-per-node=2", script(LOOP), env=QUIET)
