@@ -120,7 +120,7 @@ def environment_token(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.
     assert not changed, f"signals are blocked or unblocked after it: {sorted(changed)}"
     # To read the environment of every process costs more than most tests that start nothing: where no child has been
     # waited for, and none is there, the test has started nothing.
-    if before == resource.getrusage(resource.RUSAGE_CHILDREN) and not read_children(os.getpid()):
+    if before == resource.getrusage(resource.RUSAGE_CHILDREN) and not read_children("self"):
         return
     if not processes_with_environment(token):
         return

@@ -72,12 +72,12 @@ def children_of(pid: int) -> list[int]:
     return [child for child in children if not is_gone(child)]
 
 
-def read_children(pid: int) -> list[int]:
-    """Return the pids of a process's children, zombies among them."""
+def read_children(pid: int | str) -> list[int]:
+    """Return the pids of a process's children, zombies among them; "self" is this process."""
     children = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            children += [int(child) for child in (task / "children").read_text(encoding="ascii").split()]
+            children += [int(child) for child in path.read_text(encoding="ascii").split()]
     return sorted(children)
 
 

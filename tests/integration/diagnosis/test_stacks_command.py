@@ -81,6 +81,7 @@ run()
 """
 
 
+@pytest.mark.long
 def test_workers_that_run_python_live_on(launch: Launch, worker: Worker) -> None:
     """Whatever their threads do, Python itself writes the stacks: faulthandler would end some of them by SIGSEGV."""
     job = launch(worker(_RUNS))

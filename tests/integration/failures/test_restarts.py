@@ -111,6 +111,7 @@ def test_a_rule_excludes_the_node(launch: Launch, worker: Worker, tmp_path: Path
     assert "restart 0" in agents[0].stderr
 
 
+@pytest.mark.long
 def test_a_rule_that_backtracks_without_end(launch: Launch, worker: Worker, tmp_path: Path) -> None:
     """The report comes without a rule, and one line names the one whose search took too long."""
     rules = tmp_path / "rules.toml"

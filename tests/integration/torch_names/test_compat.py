@@ -50,6 +50,7 @@ def test_installing_imports_neither_torch_nor_the_launcher() -> None:
     check(INSTALL + "import sys; assert not {'torch', 'elastic_run.run', 'elastic_run.launcher'} & set(sys.modules)")
 
 
+@pytest.mark.long
 def test_each_path_of_the_table_means_ours(check_installed: Callable[[str], str]) -> None:
     """Every module of the table can be imported by torch's path, and gives out the very objects of ours."""
     check_installed(f"""
