@@ -139,6 +139,7 @@ def test_a_line_is_on_the_console_at_once(installation: Installation) -> None:
     assert median(tee.first_line_latency(installation, "elastic-run", workers=1) for _ in range(5)) <= stretched(50)
 
 
+@pytest.mark.soak
 def test_tee_takes_less_time(installation: Installation) -> None:
     """The output of two workers takes half of torchrun's CPU time at most, and comes to a pipe no later."""
     theirs = tee.flood(installation, "torchrun", "pipe", 30)
