@@ -22,8 +22,8 @@ if [ -f "$stamp" ] && [ "$(wanted)" = "$(cat "$stamp")" ]; then exit 0; fi
 rm -rf "$venv"
 .venv/bin/python -m venv --without-pip "$venv"
 places() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
-# By addsitedir, since .venv knows this clone by a .pth file. --preload looks for elastic-run's own in this environment;
-# it is read after a_base.pth, by which elastic_run can be imported.
+# addsitedir also reads the .pth files of .venv, one of which makes elastic_run importable. --preload needs elastic-run's
+# .pth file in this environment; Python reads it after a_base.pth, in the order of the names.
 echo "import site; site.addsitedir('$(places .venv/bin/python)')" >"$(places "$venv/bin/python")/a_base.pth"
 cp elastic_run/compat/*.pth "$(places "$venv/bin/python")"
 echo "setup: installing what tests/clients runs into $venv" >&2

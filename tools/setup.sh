@@ -79,10 +79,10 @@ install() {
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     -c constraints.txt "${packages[@]}" ||
     die "pip failed (see above). Without a network, give it wheels: PIP_FIND_LINKS=directory make setup"
-  # The file says what it is for.
+  # This file makes the tests' processes cheaper. Its first line says how.
   [ "$level" = demo ] ||
     cp tests/support/elastic-run-tests.pth "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-  # pip would compile all modules; this compiles those of a training, which tests that start at the same time would each do.
+  # pip is told not to compile, since it compiles all modules. This import compiles those that a training needs.
   env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c 'import torch._dynamo, torch.distributed.run, torch.distributed.fsdp' ||
     true
 }

@@ -36,7 +36,7 @@ class KeptMemories:
         self._workers = workers
         self._listening = listen_everywhere(0) if is_served else None
         self._descriptors: list[int] = []
-        # A worker opens a memory by its launcher's pid, which another job may have later. The random name shows that.
+        # A worker opens a memory through its launcher's pid. If another job has got this pid, the random name differs.
         name = f"elastic-run-state-{secrets.token_hex(8)}"
         #: What the workers and the helpers are told, but for the number of a worker's memory.
         self._description: dict[str, object] = {

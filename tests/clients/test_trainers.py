@@ -24,7 +24,7 @@ LAUNCH = (
 
 
 def test_accelerate_launch_restarts(launch: Launch, tmp_path: Path) -> None:
-    """`ELASTIC_RUN_COMPAT=1 accelerate launch …` starts workers with elastic-run; `--max_restarts` restarts them."""
+    """With ELASTIC_RUN_COMPAT=1, elastic-run starts and restarts the workers of `accelerate launch`."""
     name, *words = LAUNCH
     command = [Path(sys.executable).parent / name]
     env = {"ELASTIC_RUN_COMPAT": "1", "PET_PRELOAD": "accelerate,torch._dynamo"}

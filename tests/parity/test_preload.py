@@ -277,7 +277,7 @@ sys.exit(None)
 #: What a program may leave to the end of Python: it never closes its files. The function keeps them in a cycle.
 _LEFT_OPEN = """
 import atexit, gc, gzip, json, os, tempfile, weakref, zipfile
-atexit.unregister(gc.freeze)  # of elastic-run-tests.pth; in a user's program the last collection looks at all objects
+atexit.unregister(gc.freeze)  # so that the last garbage collection sees all objects
 class Note:
     def __del__(self):
         os.write(1, b"note over\\n")

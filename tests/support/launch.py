@@ -146,9 +146,9 @@ class Launched:
     def close(self) -> None:
         """Kill what still runs and close the pipes; harmless when all is over."""
         if self.process.poll() is None:
-            # Stopped first, so that it starts nothing more; what others start meanwhile is below it as well.
+            # A stopped launcher starts no more processes. Its descendants may, and are looked for until none is left.
             os.kill(self.pid, signal.SIGSTOP)
-            wait_until(self._has_nothing_below, what="nothing below it")
+            wait_until(self._has_no_descendants, what="the end of its descendants")
             kill_processes([self.pid])
             self.process.wait(DEADLINE)
         if self.process.stdin:
@@ -156,7 +156,7 @@ class Launched:
         for reader in self._readers:
             reader.join(DEADLINE)
 
-    def _has_nothing_below(self) -> bool:
+    def _has_no_descendants(self) -> bool:
         below = descendants_of(self.pid)
         kill_processes(below)
         return not below

@@ -73,7 +73,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def read_children(pid: int | str) -> list[int]:
-    """Return the pids of a process's children, zombies among them; "self" is this process."""
+    """Return the pids of the children of a process, zombies included; "self" stands for this process."""
     children = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):

@@ -50,6 +50,7 @@ def wait_until(predicate: Callable[[], T], *, deadline: float = DEADLINE, what: 
         if passed > deadline and passed > stretched(deadline):
             message = f"not within {deadline} s: {what or predicate}"
             raise DeadlinePassedError(message)
-        # Whose answer takes long, or has been false for long, is asked less often: others need the processors.
+        # The pause grows with the time that an answer takes and with the time waited: the programs under test need the
+        # processors.
         rest = max(_INTERVAL, deadline - passed) if passed < deadline else _LONGEST_INTERVAL
         time.sleep(min(_LONGEST_INTERVAL, rest, max(_INTERVAL, 4 * (now - asked), passed / 50)))

@@ -151,7 +151,7 @@ class SlowRankWatch:
             self._job.gather_status(f"{SLOW} {rank} {share:.0%}", _NODE_WAIT, tell)
 
     def explain(self, words: str, deliver: Callable[[list[Document]], None]) -> None:
-        """Deliver the reason why a rank is slow, "" if none is found, or an empty list if another node has the rank."""
+        """Deliver the reason why a rank is slow: "" if none is found, an empty list if the rank is on another node."""
         rank, percent = (int(word) if word.isdecimal() else -1 for word in words.rstrip("%").partition(" ")[::2])
         pids = {self._round.global_ranks[local]: pid for local, pid in self._round.alive_pids.items()}
         if rank not in pids or not self._readings or self._is_closed:

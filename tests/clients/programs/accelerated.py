@@ -1,4 +1,4 @@
-"""Train with accelerate; `crash` as the argument makes rank 1 fail in its first life, `wait` all wait."""
+"""Train with accelerate. With the argument `crash` rank 1 fails in its first life; with `wait` all ranks wait."""
 
 import os
 import signal

@@ -49,7 +49,7 @@ while not restarted.exists() or manager.current_step() < STEPS or manager.num_pa
     optimizer.zero_grad()
     parallel(torch.full((8, 4), float(rank + 1))).sum().backward()
     optimizer.step()
-    time.sleep(0.05)  # the work of a larger model
+    time.sleep(0.05)  # stands for the work of a larger model
 weights = " ".join(f"{weight:.4f}" for weight in model.weight.flatten().tolist())
 print(f"group {group}, rank {rank}, restarts {restarts}, step {manager.current_step()}: {weights}", flush=True)
 dist.barrier()  # the manager of rank 0 answers all ranks of the group

@@ -268,7 +268,7 @@ def test_a_worker_imports_two_modules_of_ours_at_its_start() -> None:
     def modules(more: dict[str, str]) -> set[str]:
         code = "import sys; print(*sys.modules)"
         env = {**os.environ, "RANK": "0"} | more
-        env.pop(TEST_TOKEN)  # with it, elastic-run-tests.pth imports atexit
+        env.pop(TEST_TOKEN)  # with this variable, elastic-run-tests.pth imports atexit
         command = [sys.executable, "-c", code]
         done = subprocess.check_output(command, env=env, pass_fds=(writing,), start_new_session=True, text=True)
         return {*done.split()}

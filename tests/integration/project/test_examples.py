@@ -30,7 +30,7 @@ WARM = f"--preload={MODULES}"
 @pytest.mark.long
 def test_minimal_ddp(launch: Launch) -> None:
     """Two workers that average their gradients learn the one model."""
-    # As at a user's, with the last collection of garbage: it must find no model that has outlived its group.
+    # Without the token Python collects garbage at the end as for users. It must find no model that outlived its group.
     job = launch("--standalone", "--nproc-per-node=2", EXAMPLES / "minimal_ddp.py", env={TEST_TOKEN: None})
     assert job.wait_exit() == 0, job.stderr
     assert "learned y = 2.00a + 3.00b on 2 workers" in job.stdout

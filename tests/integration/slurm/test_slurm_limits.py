@@ -146,7 +146,7 @@ def test_the_shortest_script_has_a_worker_for_each_gpu_of_four_nodes(slurm: Slur
 @pytest.mark.timeout(300)
 def test_no_job_stays_in_completing(slurm: SlurmCluster, tmp_path: Path) -> None:
     """A job of four nodes is cancelled: no process is left, and Slurm calls it gone before it would have to kill."""
-    # Stands before the tests with a limit, whose jobs have the nodes for a minute.
+    # This test comes before those with a time limit, because their jobs occupy the nodes for a minute.
     (tmp_path / "train.py").write_text(HEARS, encoding="utf-8")
     job = submit(slurm, tmp_path, STEP, "--nodes=4")
     log = tmp_path / "job.log"
@@ -163,14 +163,14 @@ def test_no_job_stays_in_completing(slurm: SlurmCluster, tmp_path: Path) -> None
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", [pytest.param("limit", marks=pytest.mark.soak), *list(LIMITED)[1:]])
 def test_workers_hear_of_the_time_limit(slurm: SlurmCluster, limited: dict[str, tuple[int, Path]], name: str) -> None:
-    """Slurm's own timer: at the limit SIGTERM, before it the signal of --signal, where docs/slurm.md says so."""
+    """Slurm sends SIGTERM at the time limit, and the signal of --signal before it, as docs/slurm.md says."""
     (number, path), one = limited[name], LIMITED[name]
     ending = slurm.wait_end(number, deadline=MINUTES)
     slurm.wait_cleared(number)
     log = path.read_text(encoding="utf-8")
     assert ending.state == one.state, log
     assert sorted(re.findall(r"trains (\d)", log)) == ["0", "1", "2", "3"], log
-    # With linuxproc Slurm signals the workers, too; each ends at the first signal.
+    # With proctrack/linuxproc Slurm signals the workers as well. Each worker ends at its first signal.
     assert sorted(re.findall(r"heard (\w+) (\d)", log)) == [(one.signal, str(rank)) for rank in range(4)], log
     assert ("script heard" in log) == (name == "script"), log
 

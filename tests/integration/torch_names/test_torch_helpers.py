@@ -37,7 +37,7 @@ def test_no_public_type_is_unknown() -> None:
     """Every public name has a type that pyright knows, torch's own left aside."""
     # It takes the interpreter that is first on PATH, whatever --pythonpath says.
     environment = {**os.environ, "PATH": os.pathsep.join([str(_BINARIES), os.environ["PATH"]])}
-    # Its limit is just below pytest's, so that a busy machine has time, and the message names the command.
+    # On a busy machine it takes minutes. The limit is below pytest's, so that a failure names the command.
     command = [str(_BINARIES / "basedpyright"), "--verifytypes", "elastic_run", "--ignoreexternal", "--outputjson"]
     done = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
     symbols = json.loads(done.stdout)["typeCompleteness"]["symbols"]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tests.support.launch import Launch, Worker
 
 
-#: What each life of TRAIN would import: a template does it once.
+#: The modules that TRAIN imports. A template imports them once, instead of each worker in each of its lives.
 WARM = "--preload=torch._dynamo,torch.distributed.fsdp,elastic_run.worker.kept_state"
 TRAIN = """
 import os, random, signal, sys, torch

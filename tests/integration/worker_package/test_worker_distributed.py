@@ -131,7 +131,7 @@ def test_a_model_that_outlives_its_group_is_no_matter(launch: Launch, script: Wo
     path = script("""
         import gc, time, torch, torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
-        atexit.unregister(gc.freeze)  # as in a user's worker, the last collection of garbage finds the model
+        atexit.unregister(gc.freeze)  # so that the last garbage collection sees the model
         class Model(DistributedDataParallel): pass
         worker.init_distributed()
         model = Model(torch.nn.Linear(3, 1))
